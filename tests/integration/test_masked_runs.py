@@ -17,7 +17,7 @@ from coterie.experiment.config import Experiment
 from coterie.experiment.consent import changed_parts, consent_parts
 from coterie.experiment.reveals import answered_by, steps_of
 from coterie.families import masking
-from coterie.families.masking import AskKey, AskMasks, HostKey, HostKeys
+from coterie.families.masking import AskKey, AskMasks, Covered, HostKey, HostKeys, Opened
 from coterie.masked.frames import Advert
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.masks import Masks
@@ -139,6 +139,48 @@ def test_a_run_that_may_lose_hosts_is_killed_while_masks_are_taken_off_and_is_re
     lossy = ran(Leaving("h1", 7, 11, experiment, tmp_path / "lossy", 3))
     repeated = ran(World(experiment, tmp_path / "again", 3, decisions_of=tmp_path / "lossy"))
     assert left(repeated) == left(lossy) != left(calm)
+
+
+class Malformed(World):
+    """Host h1 sends masks, or shares of them, of another shape from one exchange on, until it comes back."""
+
+    kind: type[Any]
+
+    def host(self, name: str, run_id: str) -> Host:
+        host = super().host(name, run_id)
+        if name == "h1" and "h1" not in self.hosts:
+            masks, real = host._masks, host._masks.answers  # type: ignore[union-attr]
+
+            def answers(task: Any, *args: Any) -> list[Any]:
+                found = real(task, *args)
+                if task.round < 2:
+                    return found
+                changed = {Covered: ("commitments", 1), Opened: ("own", 1)}[self.kind]
+                return [
+                    dataclasses.replace(one, **{changed[0]: getattr(one, changed[0])[changed[1] :]}) if type(one) is self.kind else one
+                    for one in found
+                ]
+
+            masks.answers = answers  # type: ignore[method-assign, union-attr]
+        return host
+
+
+@pytest.mark.parametrize("kind", [Covered, Opened])
+def test_malformed_masks_are_a_breach_of_their_host_and_the_others_go_on(kind: type[Any], tmp_path: Path) -> None:
+    experiment = with_rules(descent(FEDAVG, exact_sums=True).experiment(tmp_path), on_loss="skip", **MASKED)
+    world = Malformed(experiment, tmp_path / "run", 3)
+    world.kind = kind
+    finished = ran(world)
+    (said,) = {text for (text,) in query(tmp_path / "run", "SELECT text FROM events WHERE kind = 'skip'")}
+    assert "going on without h1" in said
+    assert all(np.isfinite(array).all() for array in finished.outcomes[finished.final_stage].shared.values())
+
+
+def test_malformed_masks_end_a_run_in_which_nobody_may_be_lost(tmp_path: Path) -> None:
+    world = Malformed(with_rules(descent(FEDAVG, exact_sums=True).experiment(tmp_path), **MASKED), tmp_path / "run", 3)
+    world.kind = Covered
+    with pytest.raises(RunError, match=r"host 'h1' broke the protocol: the commitments of host 'h1' have shape \(1, 16\)"):
+        world.run()
 
 
 # ---- what the coordinator sees

@@ -27,6 +27,7 @@ from coterie_client.hosting.host import Host
 from coterie_deploy.containers.certs import Asked, init, issue
 from coterie_deploy.read.verify import verdict_on
 from coterie_server.run.aggregator import Aggregator
+from coterie_server.session.hub import Hub
 from tests.two_tier import COORDINATOR, Death, Tiers, bits, flat, small
 
 GLOBAL = {"name": "global", "newton_up_to": 1, "tolerance": 1e-13}
@@ -60,9 +61,30 @@ def test_masked_sums_in_two_tiers_leave_the_bits_of_a_flat_run_with_open_ones(fl
             tiers.query(f"SELECT step, COUNT(DISTINCT link) FROM ledger WHERE scope = '{scope}' AND kind LIKE 'masking.%' GROUP BY step")
         )
         assert found == {"advertise": n_links, "share": n_links, "masked": n_links}
-    for cluster in CLUSTERS:
-        (path,) = (tmp_path / f"aggregator-{cluster}").glob("*/aggregator.masks")
-        assert path.stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.rglob("*.masks"))
+
+
+def test_the_secrets_of_both_tiers_are_their_owners_alone_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, int] = {}
+    finish = Hub.finish
+
+    async def watched(hub: Hub, *args: Any, **how: Any) -> None:
+        found.update({str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.masks")})
+        await finish(hub, *args, **how)
+
+    monkeypatch.setattr(Hub, "finish", watched)
+    Tiers(made(), tmp_path, N_HOSTS).run()
+    assert set(found.values()) == {0o600}
+    assert sorted({name.split("/")[0] for name in found}) == sorted(
+        [*(f"aggregator-{cluster}" for cluster in CLUSTERS), *(f"{cluster}-{place}" for cluster in CLUSTERS for place in range(N_HOSTS))]
+    )
+    assert not list(tmp_path.rglob("*.masks"))
+
+
+def test_a_run_that_fails_keeps_the_secrets_for_its_resumption(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="users of 1 of the aggregators"):
+        Tiers(made(method={"name": "oracle"}), tmp_path / "failed", N_HOSTS).run()
+    assert list((tmp_path / "failed").rglob("*.masks"))
 
 
 def test_what_masks_add_is_known_to_the_byte_on_both_tiers(tmp_path: Path) -> None:

@@ -188,6 +188,27 @@ def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm
         assert rows(folder, "fire", once) == [(0,)], "nothing counts twice"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_aggregator_comes_back_under_masks_and_ends_as_a_calm_run_with_open_sums(folder: Path) -> None:
+    content = experiment(method={**METHOD, "iterations": 700, "collect_models": False}, exact_sums=True)
+    run(folder, content, "--topology", "flat", output="calm")
+    (folder / "fire.yaml").write_text(yaml.safe_dump({**content, "federation": {**TWO_TIER, "hosts_per_cluster": 2, "sums": "masked"}}))
+    with ended(start(folder, "run", "fire.yaml", "--output", "fire", "--quiet")) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while round_of(folder, "fire") < 8:  # of some 110
+            assert process.poll() is None, (folder / "run.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(processes_of(folder, "aggregator")["y"], signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == 0, (folder / "run.log").read_text()
+    results = "SELECT name, value FROM results WHERE value IS NOT NULL ORDER BY name"
+    assert rows(folder, "fire", results) == rows(folder, "calm", results)
+    check_books(folder, "fire")
+    assert any("SIGKILL" in text for (text,) in rows(folder, "fire", "SELECT text FROM events"))
+    assert not list((folder / "fire").rglob("*.masks"))
+
+
 SLOW_LOSS = """
 import time
 import numpy as np

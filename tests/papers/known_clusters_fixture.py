@@ -31,7 +31,8 @@ from coterie_client.hosting.host import Host
 from coterie_client.interface.half import Inbox, Local, client_half
 from coterie_client.problems import ConvexProblem, build_problem
 from coterie_deploy.engines.loopback import join_all
-from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting, server_half
+from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting, Sum, Totals, server_half
+from coterie_server.interface.totals import total
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.run.engine import Progress
 from coterie_server.run.tiers import hosted
@@ -212,6 +213,9 @@ class Users:
         self.state, answers = self.client.step(self.state, Inbox("", 0, sent), self.local)
         return Replies({type(m): _carried(m, self.precision) for m in answers}, None)
 
+    async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Any = ()) -> Totals:
+        return await total(self.exchange, messages, of, to, wanted, self.local.n_own, self.precision, is_exact=False)
+
 
 class Aggregators:
     """One aggregator for each cluster, as the coordinator's half sees them; `sent` has what has gone over their links."""
@@ -236,6 +240,10 @@ class Aggregators:
         kinds = [type(m) for m in answers[0]]
         self.sent += [m for listed in answers for m in listed]
         return Replies({cls: self._merged(cls, [listed[i] for listed in answers]) for i, cls in enumerate(kinds)}, None)
+
+    async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Any = ()) -> Totals:
+        n_members = sum(below.local.n_own for below in self.users)
+        return await total(self.exchange, messages, of, to, wanted, n_members, self.precision, is_exact=False)
 
     def _merged(self, cls: type[Message], parts: Sequence[Message]) -> Message:
         whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in cls.specs}
@@ -275,7 +283,7 @@ class Tiers:
         if self.two_tier:
             self.federation = Aggregators(lambda setting: build_clusters(config, setting), self.users, settings)
         else:
-            self.method = hosted(self.method, build_clusters(config, settings[0]), self.everyone.precision)
+            self.method = hosted(self.method, build_clusters(config, settings[0]), settings[0])
         for users in self.users:
             users.begin(self.method.client_options[config.name], self.start)
 

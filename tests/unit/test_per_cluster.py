@@ -14,6 +14,7 @@ from coterie.families.evaluation import FinalModels
 from coterie.wire.messages import PerCluster, Vectors, dataclass, declare
 from coterie.wire.precision import Precision
 from coterie_server.interface.merge import Layout, check_finite, check_kinds, check_owners, merged
+from coterie_server.interface.peers import as_sent
 from coterie_server.run.tiers import _Tier
 
 
@@ -85,7 +86,7 @@ def test_a_nan_of_an_aggregator_is_its_clusters() -> None:
 
 def test_what_would_travel_between_the_tiers_is_rounded_in_a_flat_run_too() -> None:
     third = Centre(np.array([0]), np.array([[1 / 3, 1.0]]))
-    rounded = _Tier(None, None, None, Precision.of("float32"))._rounded(third)  # type: ignore[arg-type]
+    rounded = as_sent(third, Precision.of("float32"))
     assert isinstance(rounded, Centre)
     assert rounded.point[0, 0] == np.float64(np.float32(1 / 3))
-    assert _Tier(None, None, None, Precision.of("float64"))._rounded(third).point[0, 0] == 1 / 3  # type: ignore[arg-type, attr-defined]
+    assert as_sent(third, Precision.of("float64")).point[0, 0] == 1 / 3  # type: ignore[attr-defined]

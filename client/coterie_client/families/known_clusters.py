@@ -18,6 +18,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.families.cluster_messages import ClusterMessages
+from coterie.wire.fixed_point import BOUND
 from coterie.wire.messages import Message
 from coterie_client.families.evaluation import judged
 from coterie_client.interface.half import Inbox, Local
@@ -26,6 +27,11 @@ from coterie_client.problems import ConvexProblem
 _MAX_HESSIANS = 1 << 18  # numbers in Hessians that are decomposed together: 2 MiB
 _FLAT = 1e-10  # relative to the largest curvature: less counts as 0
 _LARGEST = 1e200  # so that a diverging run can still send its numbers
+
+
+def terms(vectors: Array, gamma: Array, *, is_exact: bool) -> Array:
+    """(n, d) what users with gamma (n,) send of their vectors (n, d) for an average: these, or in exact sums gamma_i times them."""
+    return gamma[:, None] * vectors if is_exact else vectors
 
 
 def gaps(problem: ConvexProblem, models: Array, gamma: Array, centre: Array) -> tuple[Array, Array, Array, Array]:
@@ -65,12 +71,17 @@ def _decomposed(problem: ConvexProblem, models: Array) -> Iterator[tuple[Array, 
         yield from zip(curvatures, directions, strict=True)
 
 
-def told(inbox: Inbox, messages: ClusterMessages, local: Local, models: Array, gamma: Array, place: Indices) -> Sequence[Message]:
+def told(
+    inbox: Inbox, messages: ClusterMessages, local: Local, models: Array, gamma: Array, place: Indices, *, is_exact: bool
+) -> Sequence[Message]:
     """The answer about the users' models (n, d), with gamma and the place (n,) of their clusters. TypeError for others."""
     if messages.ask_state in inbox:
-        return [messages.user_state(local.problem.value(models), models)]
+        return [messages.user_state(local.problem.value(models), terms(models, gamma, is_exact=is_exact))]
+    if (centre := inbox.get(messages.cluster_centre)) is not None:
+        return [messages.user_spread(gamma / 2 * ((models - centre.average[place]) ** 2).sum(axis=1))]
     if (sent := inbox.get(messages.gap_centre)) is not None:
-        return [messages.user_gap(*gaps(local.problem, models, gamma, sent.centre[place]))]
+        found = gaps(local.problem, models, gamma, sent.centre[place])
+        return [messages.user_gap(*(np.minimum(part, 2.0**BOUND) if is_exact else part for part in found))]
     if messages.judge in inbox:
         return [messages.judgement(local.problem.value(models), *judged(models, local))]
     if messages.collect in inbox:

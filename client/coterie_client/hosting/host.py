@@ -134,6 +134,12 @@ class Host(Member):
         if not finish.failed and any(self._client(room)[1].model_of is not None for room in self.states):
             self.save()
 
+    def ended(self) -> None:
+        """Removes the secrets of masks and of noise."""
+        for secrets in (self._masks, self._noise):
+            if secrets is not None:
+                secrets.forget()
+
     def _begin_stage(self, stage_json: str) -> None:
         """Sets up the methods of a new stage, which may continue from their earlier states."""
         self._stage, options_of = _read_stage(stage_json)

@@ -9,7 +9,9 @@ A host that has lost its key would answer again what it has answered, with other
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,8 @@ from coterie_client.data import UserData
 class NoiseKeys:
     """The key for the task at hand is `secret`; `history` is what a snapshot keeps."""
 
-    def __init__(self, secret: Secret, history: bytes, *, is_new: bool) -> None:
-        self._root, self.history = secret, history
+    def __init__(self, secret: Secret, history: bytes, *, is_new: bool, path: Path | None = None) -> None:
+        self._root, self.history, self._path = secret, history, path
         self._is_new, self._is_lost = is_new, False
 
     @classmethod
@@ -44,7 +46,13 @@ class NoiseKeys:
         rows = digest(*(part for user in users for part in (user.name.encode(), _bits(user.features), _bits(user.target))))
         is_new = path is None or not path.exists()
         key = kept_key(path, has_begun=history is not None)
-        return cls(Secret(key).child(run_id, rows, consent_hash(experiment)), history or b"", is_new=is_new)
+        return cls(Secret(key).child(run_id, rows, consent_hash(experiment)), history or b"", is_new=is_new, path=path)
+
+    def forget(self) -> None:
+        """Removes the key from the disk: the run has finished, and no task is asked again. Where the disk refuses, it stays."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def saw(self, task: session_pb2.Task, messages: Sequence[Message]) -> None:
         """Adds a task to the history, before it is worked on: the messages from which halves compute their answers.

@@ -41,7 +41,8 @@ def with_totals(
         kept.append(message)
     if noised is not None and len(asks) > 1:
         raise ProtocolError(f"the parent asks for {len(asks)} sums in one exchange, but the noise is enough for one", Finding("C9"))
-    return [*kept, *(_total(ask, [found for found in answers if isinstance(found, ask.of)], local, noised) for ask in asks)]
+    rows = [answer for answer in answers if isinstance(answer, Rows)]
+    return [*kept, *(_total(ask, [found for found in rows if isinstance(found, ask.of)], local, noised) for ask in asks)]
 
 
 def _total(ask: AskTotal, found: Sequence[Rows], local: Local, noised: Noised | None) -> Total:

@@ -18,7 +18,7 @@ from coterie.families.cluster_messages import Target
 from coterie.families.schedule import GLOBAL, combined, schedule_by
 from coterie.methods.async_al2sgd import ANCHOR, MESSAGES, THETA, AnchorAverages, Anchors, AskRowConstants, Parameters, RowConstants, Steps
 from coterie.wire.messages import Message
-from coterie_client.families.known_clusters import told
+from coterie_client.families.known_clusters import terms, told
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 Words = NDArray[np.uint64]
@@ -87,7 +87,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
             state = _with_anchors(state, anchors, local)
         with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
             return _stepped(state, steps, inbox.get(MESSAGES.target), local)
-    return state, told(inbox, MESSAGES, local, state.y, state.gamma, state.place)
+    return state, told(inbox, MESSAGES, local, state.y, state.gamma, state.place, is_exact=state.options["is_exact"])
 
 
 def _with_anchors(state: State, anchors: AnchorAverages, local: Local) -> State:
@@ -126,10 +126,13 @@ def _stepped(state: State, steps: Steps, target: Target | None, local: Local) ->
         x = x.copy()
         x[new_anchors] = run.y[new_anchors]
     replies: list[Message] = []
+    is_exact = state.options["is_exact"]
     if (asked := _users_of(state, places[steps.wanted == THETA])).size:
-        replies.append(MESSAGES.models(run.theta(asked), users=_unless_all(asked, local)))
+        theta = terms(run.theta(asked), state.gamma[asked], is_exact=is_exact)
+        replies.append(MESSAGES.models(theta, users=_unless_all(asked, local)))
     if new_anchors.size:
-        replies.append(Anchors(x[new_anchors], users=_unless_all(new_anchors, local)))
+        anchors = terms(x[new_anchors], state.gamma[new_anchors], is_exact=is_exact)
+        replies.append(Anchors(anchors, users=_unless_all(new_anchors, local)))
     return replace(state, x=x, y=run.y, z=run.z, at=at), replies
 
 

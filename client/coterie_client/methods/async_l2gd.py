@@ -14,7 +14,7 @@ from coterie.families.cluster_messages import Target, UserWeights
 from coterie.families.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Centres, Parameters, Steps
 from coterie.wire.messages import Message
-from coterie_client.families.known_clusters import told
+from coterie_client.families.known_clusters import terms, told
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
@@ -50,7 +50,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     if (steps := inbox.get(Steps)) is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
             return _stepped(state, steps, inbox.get(MESSAGES.target), inbox.get(Centres), local)
-    return state, told(inbox, MESSAGES, local, state.theta, state.gamma, state.place)
+    return state, told(inbox, MESSAGES, local, state.theta, state.gamma, state.place, is_exact=state.options["is_exact"])
 
 
 def _placed(gamma: Array, weights: UserWeights) -> Array:
@@ -85,10 +85,11 @@ def _stepped(state: State, steps: Steps, target: Target | None, centres: Centres
 def _asked_models(state: State, places: Indices) -> Sequence[Message]:
     if not places.size:
         return []
+    is_exact = state.options["is_exact"]
     if places.size == state.clusters.size:
-        return [MESSAGES.models(state.theta)]
+        return [MESSAGES.models(terms(state.theta, state.gamma, is_exact=is_exact))]
     users = np.flatnonzero(np.isin(state.place, places))
-    return [MESSAGES.models(state.theta[users], users=users)]
+    return [MESSAGES.models(terms(state.theta[users], state.gamma[users], is_exact=is_exact), users=users)]
 
 
 class _Run:

@@ -209,6 +209,8 @@ class Experiment(Settings):
             listed = [name for name in methods(kind) if kind in method(name).sums]
             said = f"exact_sums is true, but method {self.method.name!r} uses the answer of each user"
             raise ValueError(f"{said}: want false, or one of {', '.join(listed)}")
+        if self.exact_sums and self.federation.has_peers:
+            raise ValueError("exact_sums is true, but with topology 'peers' aggregators see each other's sums: want topology 'clusters'")
         return self
 
     @property

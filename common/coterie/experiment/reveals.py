@@ -152,7 +152,7 @@ def why_not_masked(experiment: Experiment) -> str:
         if kind not in method(name).sums:
             return f"{name!r} needs the answer of each user: want it out of method and references"
         listed = (found for found in method(name).reveals if found.holds(settings, is_network=kind == "network") and not found.summed)
-        if sent := next((found.up for found in listed if not all(step.endswith("evaluation") for step in found.steps)), ""):
+        if sent := next((found.up for found in listed if not all(step.endswith(("evaluation", "evaluate")) for step in found.steps)), ""):
             return f"{name!r} also sends of each user {sent}: want it out of method and references"
     return ""
 

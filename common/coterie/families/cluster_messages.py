@@ -1,5 +1,10 @@
-"""Messages that the methods for known clusters share: averages, the objective, and the end. Each method has them as kinds of its own."""
+"""Messages that the methods for known clusters share: averages, the objective, and the end. Each method has them as kinds of its own.
 
+With `exact_sums` parents receive sums alone (`federation.total`): an aggregator those over its users, the coordinator those over clusters.
+Then users' vectors are multiplied by gamma_i where they are, and clusters' averages by alpha_j Gamma_j.
+"""
+
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
@@ -34,7 +39,7 @@ class UserWeights(Rows):
 
 @dataclass(frozen=True)
 class Models(Rows):
-    """theta_i, for its cluster's average."""
+    """theta_i, for its cluster's average; with `exact_sums` gamma_i theta_i."""
 
     theta: Annotated[Array, Vectors("rows", "d")]
 
@@ -58,10 +63,24 @@ class AskState(Broadcast):
 
 @dataclass(frozen=True)
 class UserState(Rows):
-    """To the aggregator."""
+    """To the aggregator: f_i and theta_i; with `exact_sums` gamma_i theta_i."""
 
     value: Annotated[Array, Scalars("rows")]
     theta: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class ClusterCentre(PerCluster):
+    """With `exact_sums` bar_j, to the cluster's hosts, which then tell how far their users are from it."""
+
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class UserSpread(Rows):
+    """With `exact_sums`, gamma_i/2 |theta_i - bar_j|^2."""
+
+    spread: Annotated[Array, Scalars("rows")]
 
 
 @dataclass(frozen=True)
@@ -73,14 +92,31 @@ class ClusterState(PerCluster):
 
     inner: Annotated[Array, Scalars("clusters")]
     spread: Annotated[Array, Scalars("clusters")]
-    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]  # bar_j; with `exact_sums` alpha_j Gamma_j bar_j
     weight: Annotated[Array, Scalars("clusters")]  # alpha_j Gamma_j
     within_rounds: Annotated[Indices, Positions("clusters")]
 
 
 @dataclass(frozen=True)
+class GlobalCentre(PerCluster):
+    """With `exact_sums` bar, to each aggregator, which then tells how far bar_j is from it."""
+
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class ClusterSpread(PerCluster):
+    """With `exact_sums`, alpha_j Gamma_j/2 |bar_j - bar|^2."""
+
+    spread: Annotated[Array, Scalars("clusters")]
+
+
+@dataclass(frozen=True)
 class GapCentre(PerCluster):
-    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that)."""
+    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that).
+
+    With `exact_sums` an aggregator receives bar.
+    """
 
     centre: Annotated[Array, Vectors("clusters", "d", exact=True)]
 
@@ -184,6 +220,10 @@ class ClusterMessages:
     ask_state: type[AskState]
     user_state: type[UserState]
     cluster_state: type[ClusterState]
+    cluster_centre: type[ClusterCentre]
+    user_spread: type[UserSpread]
+    global_centre: type[GlobalCentre]
+    cluster_spread: type[ClusterSpread]
     gap_centre: type[GapCentre]
     user_gap: type[UserGap]
     cluster_gap: type[ClusterGap]
@@ -199,17 +239,20 @@ class ClusterMessages:
     ask_gap: type[AskGap]
 
 
+_SUMMED: Collection[type[Message]] = (ClusterSums, Models, UserState, UserSpread, ClusterState, ClusterSpread, UserGap, ClusterGap)
+
+
 def messages_of(method: str) -> ClusterMessages:
     """Declares the shared messages for a method."""
 
     def own(step: str, cls: type[M]) -> type[M]:
-        return declare(method=method, step=step)(cast(type[M], type(cls.__name__, (cls,), {"__doc__": cls.__doc__})))
+        return declare(method=method, step=step, total=cls in _SUMMED)(cast(type[M], type(cls.__name__, (cls,), {"__doc__": cls.__doc__})))
 
     steps = (
         ("between-average", (ClusterSums, GlobalAverage)),
         ("parameters", (UserWeights,)),
         ("within-average", (Models, Target)),
-        ("trace", (Trace, AskState, UserState, ClusterState)),
+        ("trace", (Trace, AskState, UserState, ClusterState, ClusterCentre, UserSpread, GlobalCentre, ClusterSpread)),
         ("gap", (GapCentre, UserGap, ClusterGap)),
         ("evaluate", (Judge, Judgement)),
         ("models", (Collect, FinalModels)),

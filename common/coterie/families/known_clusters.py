@@ -169,14 +169,29 @@ def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
     bounds = "two bounds on what the objective can fall by, and whether its rows leave a direction free"
     fits = "how well its model fits; the coordinator sees the sums over a cluster"
     summed, vectors = (f"{what} for each round of the trace, summed over clusters" for what in ("a value", "a vector"))
+    models = "sums of models over a cluster"
     trajectory = "the trajectory of the user's model, as far as it is averaged"
+    on_host = "sums over a cluster's users on one host"
+    averages, values = f"{on_host} of models, as far as they are averaged", f"{on_host} of losses, models and distances from their average"
     return (
-        Reveal("models at averaging rounds", trajectory, often, seen="aggregator"),
-        Reveal("only sums of models over a cluster", f"the averages of a cluster; {of_one} model", between, seen="between"),
-        Reveal("its loss and its model, for each round of the trace", "as for its models", trace, seen="aggregator"),
-        Reveal(summed, f"the objective of a cluster; {of_one}", trace, seen="coordinator"),
-        Reveal(vectors, f"the averages of a cluster; {of_one} model", trace, seen="between"),
-        Reveal(f"at the end the length of its gradient, {bounds}", fits, (f"{method}/gap",), seen="aggregator"),
+        Reveal("models at averaging rounds", trajectory, often, seen="aggregator", summed=averages),
+        Reveal("only sums of models over a cluster", f"the averages of a cluster; {of_one} model", between, seen="between", summed=models),
+        Reveal(
+            "its loss and its model, for each round of the trace",
+            "as for its models",
+            trace,
+            seen="aggregator",
+            summed=f"{values}, for each round of the trace",
+        ),
+        Reveal(summed, f"the objective of a cluster; {of_one}", trace, seen="coordinator", summed=summed),
+        Reveal(vectors, f"the averages of a cluster; {of_one} model", trace, seen="between", summed=vectors),
+        Reveal(
+            f"at the end the length of its gradient, {bounds}",
+            fits,
+            (f"{method}/gap",),
+            seen="aggregator",
+            summed=f"{on_host}, at the end, of the length of gradients, {bounds}",
+        ),
         Reveal("the final model", "what a model says of its rows", (f"{method}/models",), needs={"collect_models": True}),
         judged(f"{method}/evaluate"),
     )

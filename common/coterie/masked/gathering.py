@@ -23,6 +23,12 @@ from coterie.masked.streams import Words, add_streams, commitment
 _MODULUS = 1 << 64
 
 
+def check_form(name: str, setting: Setting, place: int, came: Contribution) -> None:
+    """ProtocolError unless host `name` has sent as many commitments and shares as it was asked for."""
+    check_shape(f"the commitments of host {name!r}", came.commitments, commitments_shape(setting, place))
+    check_shape(f"the sealed shares of host {name!r}", came.sealed, sealed_shape(setting, place))
+
+
 class Gathering:
     """Adds up the hosts' contributions as they come, then takes away what does not cancel."""
 
@@ -37,6 +43,13 @@ class Gathering:
         self._survivors: tuple[int, ...] | None = None
         self._revealed: set[int] = set()
 
+    def check_shares(self, place: int, came: Revealed) -> None:
+        """ProtocolError unless there are as many shares as asked for."""
+        name, senders = self._roster.names[place], sharers(self._setting, place, self.survivors)
+        n_pairs = sum(len(self._lost_neighbours(sender)) for sender in senders)
+        check_shape(f"the shares of host {name!r}", came.own, (len(senders), SHARE_BYTES))
+        check_shape(f"the shares of host {name!r} for lost hosts", came.pairs, (n_pairs, SHARE_BYTES))
+
     def add(self, place: int, came: Contribution) -> None:
         """ProtocolError for a contribution that was not asked for, came twice, or is damaged, and where hosts do not agree on a seed."""
         setting, name = self._setting, self._roster.names[place]
@@ -44,8 +57,7 @@ class Gathering:
             raise ProtocolError(f"host {name!r} sent terms that it was not asked for, or twice")
         if came.values.shape != self._total.shape or came.values.dtype != np.uint64:
             raise ProtocolError(f"host {name!r} sent {came.values.shape} of {came.values.dtype}, wanted {self._total.shape} of uint64")
-        check_shape(f"the commitments of host {name!r}", came.commitments, commitments_shape(setting, place))
-        check_shape(f"the sealed shares of host {name!r}", came.sealed, sealed_shape(setting, place))
+        check_form(name, setting, place, came)
         others = setting.neighbours[place]
         committed = dict(zip([place, *others] if setting.recovers else others, map(bytes, came.commitments), strict=True))
         for other in others:
@@ -80,8 +92,7 @@ class Gathering:
             raise ProtocolError(f"host {name!r} sent shares of masks that it was not asked for, or twice")
         senders = sharers(self._setting, place, self.survivors)
         pairs = [(sender, other) for sender in senders for other in self._lost_neighbours(sender)]
-        check_shape(f"the shares of host {name!r}", came.own, (len(senders), SHARE_BYTES))
-        check_shape(f"the shares of host {name!r} for lost hosts", came.pairs, (len(pairs), SHARE_BYTES))
+        self.check_shares(place, came)
         self._revealed.add(place)
         for sender, share in zip(senders, came.own, strict=True):
             self._shares.setdefault((sender, sender), {})[place + 1] = bytes(share)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from coterie.experiment.method import Method
+from coterie.experiment.method import CONVEX, Method
 from coterie.experiment.reveals import Reveal
 from coterie.families.cluster_messages import ClusterSums, GlobalAverage, PartialSums, messages_of
 from coterie.families.known_clusters import AVERAGES, STEPS, Shares, averaged
@@ -96,7 +96,7 @@ class Advance(PerCluster):
     wanted: Annotated[Indices, Positions("clusters")]
 
 
-@declare(method="async_al2sgd", step="between-anchor")
+@declare(method="async_al2sgd", step="between-anchor", total=True)
 class AnchorSums(ClusterSums):
     """As `ClusterSums`, for the new anchors x_i."""
 
@@ -132,9 +132,9 @@ class Steps(Advance):
     """Go on to iteration `until`. Then send THETA, or take y as the new ANCHOR and send it, or send NOTHING."""
 
 
-@declare(method="async_al2sgd", step="within-anchor")
+@declare(method="async_al2sgd", step="within-anchor", total=True)
 class Anchors(Rows):
-    """The new x_i, for its cluster's average."""
+    """The new x_i, for its cluster's average; with `exact_sums` gamma_i x_i."""
 
     x: Annotated[Array, Vectors("rows", "d")]
 
@@ -151,6 +151,7 @@ METHOD = Method(
     continues="users and aggregators go on with anchors as they were sent",
     users_need_minimisers=False,
     no_rule=lambda *_: "",
+    sums=CONVEX,
     has_known_clusters=True,
     unprotected="its rates follow from single rows, and the averages of its anchors have no noise: async_l2gd can have it",
     averages={**AVERAGES, "anchor_rounds": "for a new anchor"},

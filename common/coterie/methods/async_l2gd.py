@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from coterie.experiment.columns import Name
-from coterie.experiment.method import Method
+from coterie.experiment.method import CONVEX, Method
 from coterie.experiment.privacy import Privacy
 from coterie.families.cluster_messages import messages_of
 from coterie.families.grid import Grid
@@ -135,6 +135,7 @@ METHOD = Method(
     continues="users and aggregators go on with averages as they were sent",
     users_need_minimisers=False,
     no_rule=lambda *_: "",
+    sums=CONVEX,
     facts=lambda _: frozenset({"smoothness"}),  # of the default rates
     has_known_clusters=True,
     protects=frozenset({"user"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -63,6 +64,12 @@ class SecretLog:
         finally:
             os.close(folder)
         return file
+
+    def remove(self) -> None:
+        """Nobody needs the entries any more. Where the disk refuses, the file stays."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
     def close(self) -> None:
         if self._file is not None:

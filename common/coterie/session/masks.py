@@ -16,7 +16,7 @@ from coterie.families import masking
 from coterie.families.masking import AskKey, AskMasks, AskUnmask, HostKeys, Role
 from coterie.findings import Finding
 from coterie.masked.frames import Advert
-from coterie.masked.party import Log, Party
+from coterie.masked.party import Party
 from coterie.record.secret_log import SecretLog
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.tls import Tls
@@ -37,15 +37,22 @@ class _Memory:
     def append(self, entry: Mapping[str, Any]) -> None:
         """Nothing outlives the process."""
 
+    def remove(self) -> None:
+        """There is nothing."""
+
 
 class Masks:
     def __init__(
         self, name: str, experiment: Experiment, run_id: str, store: SnapshotFile | None, tls: Tls | None, role: Role = "host"
     ) -> None:
         """With `store` the secrets are in a file of its folder. RunError where it belongs to another run."""
-        log: Log = _Memory() if store is None else SecretLog(store.folder / f"{store.name}.masks")
-        self._party = Party(run_id, name, masking.rules_of(experiment, role), log, *_signing(tls, role))
+        self._log = _Memory() if store is None else SecretLog(store.folder / f"{store.name}.masks")
+        self._party = Party(run_id, name, masking.rules_of(experiment, role), self._log, *_signing(tls, role))
         self._n_covered = 0
+
+    def forget(self) -> None:
+        """Removes the secrets: the run has finished, and no exchange is asked again."""
+        self._log.remove()
 
     def answers(self, task: session_pb2.Task, messages: Sequence[Message], answers: Sequence[Message], until: int = 0) -> list[Message]:
         """The answers of a member, its sums under masks, with those to the messages of masked sums.

@@ -257,6 +257,9 @@ class Member:
         """Work that must be done before the books are complete; may be an awaitable likewise."""
         raise NotImplementedError
 
+    def ended(self) -> None:
+        """The run has finished well, and the parent has all books: removes the secrets that only an answer to it would need."""
+
     def books(self) -> Iterator[session_pb2.JoinRequest]:
         """The member's own ledger, those of links below it, and an empty book that marks the end."""
         self._pack_rows()

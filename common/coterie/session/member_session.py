@@ -237,7 +237,7 @@ class MemberSession:
 
     async def _finish(self, finish: session_pb2.Finish) -> End:
         """Sends the books and waits for the parent to close."""
-        self._is_ending, lost = True, None
+        self._is_ending, lost, is_closed = True, None, False
         if finish.failed:
             self._queue.clear()
         with contextlib.suppress(TimeoutError):
@@ -253,9 +253,12 @@ class MemberSession:
                 await self._half_close()
             async with asyncio.timeout(CLOSE_S if finish.failed else LONGEST_CLOSE_S):
                 lost = await self._drain()
+                is_closed = lost is None
         if finish.failed:
             return End("failed", finding_in(finish.finding).sentence)
         self.outcome = finish.outcome
+        if is_closed:
+            await self._computer.run(self._host.ended)
         return End("finished", finish.outcome) if lost is None else lost
 
     async def _drain(self) -> End | None:

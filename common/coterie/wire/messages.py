@@ -139,24 +139,26 @@ class PerHost(Message):
 
 @dataclass(frozen=True)
 class Total(Message):
-    """The sums over users of the fields of `of`, in fixed point and modulo 2^64. Row r is that of group `groups[r]`, ascending.
+    """The sums over users, or over clusters, of the fields of `of`, in fixed point and modulo 2^64.
+
+    Row r is that of group `groups[r]`, ascending.
 
     Each field has the axes (groups, words of a number, axes of the field without rows). See `coterie.wire.fixed_point`.
     """
 
-    of: ClassVar[type[Rows]]
+    of: ClassVar[type[Rows | PerCluster]]
     groups: Annotated[Indices, Positions("groups")]
 
 
 @dataclass(frozen=True)
 class AskTotal(Rows):
-    """Asks hosts for the `Total` of their users' `of` instead of the terms.
+    """Asks hosts for the `Total` of their users' `of` instead of the terms, or aggregators for that of their clusters.
 
     `weight` (rows, 1) are whole numbers, (rows, 0) where all are 1. `group` (rows, 1) are numbers from 0, (rows, 0) for one group of all.
     Row k of `form` is the `Form` of the k-th field.
     """
 
-    of: ClassVar[type[Rows]]
+    of: ClassVar[type[Rows | PerCluster]]
     weight: Annotated[Indices, Positions("rows", "weights")]
     group: Annotated[Indices, Positions("rows", "groupings")]
     form: Annotated[Indices, Positions("fields", 3)]
@@ -183,8 +185,8 @@ _MAX_SHOWN = 100  # characters
 def declare(*, method: str, step: str, total: bool = False, whole: bool = False) -> Callable[[type[M]], type[M]]:
     """Makes a message class a frozen dataclass, and registers it under "<method>.<Class>" with the paper's step.
 
-    With `total`, sums over users may be sent instead of its rows: `federation.total` asks for them. All fields must have rows. With `whole`
-    it is never compressed, because both ends keep it or judge it.
+    With `total`, sums over users may be sent instead of its rows, or over clusters: `federation.total` asks for them. All fields must have
+    rows. With `whole` it is never compressed, because both ends keep it or judge it.
     """
 
     def register(cls: type[M]) -> type[M]:
@@ -212,10 +214,11 @@ def declare(*, method: str, step: str, total: bool = False, whole: bool = False)
 
 
 def _declare_total(cls: type[Message]) -> None:
-    """Declares the sums of a kind, and the question for them. TypeError for fields that have no sums over users."""
-    if wrong := [name for name, spec in cls.specs if not has_rows(spec) or spec.allows != "finite"]:
+    """Declares the sums of a kind, and the question for them. TypeError for fields that have no sums over users or clusters."""
+    axis = "clusters" if issubclass(cls, PerCluster) else "rows"
+    if wrong := [name for name, spec in summed(cls) if spec.shape[:1] != (axis,) or spec.allows != "finite"]:
         raise TypeError(f"{cls.__name__}.{wrong[0]} has no sum over users, want a field with rows of finite numbers")
-    columns = [(name, Annotated[Indices, _fixed(name, spec)]) for name, spec in cls.specs]
+    columns = [(name, Annotated[Indices, _fixed(name, spec)]) for name, spec in summed(cls)]
     names = {"of": cls, "__module__": cls.__module__}
     total = make_dataclass(f"{cls.__name__}Total", columns, bases=(Total,), frozen=True, namespace=names)
     ask = make_dataclass(f"Ask{cls.__name__}Total", [], bases=(AskTotal,), frozen=True, namespace=names)
@@ -275,6 +278,11 @@ def unpacked_kind(cls: type[Message]) -> type[Message] | None:
 
 def _bytes(name: str, packs: Packs) -> Spec:
     return Spec((f"bytes of {name}_{packs}",), is_float=False, counts_vectors=False, packs=packs)
+
+
+def summed(cls: type[Message]) -> list[tuple[str, Spec]]:
+    """The fields of a kind that have sums: all but the numbers of clusters."""
+    return [(name, spec) for name, spec in cls.specs if not (name == "clusters" and issubclass(cls, PerCluster))]
 
 
 def words_of(name: str) -> str:
@@ -350,5 +358,5 @@ def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None
 __all__ = [
     "Annotated", "Array", "Aside", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "PerHost", "Positions", "Rows", "Scalars",
     "Spec", "Total", "Vectors", "Weights", "aside_kind", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows",
-    "is_packable", "kind_class", "packed_kind", "select", "select_clusters", "unpacked_kind", "words_of",
+    "is_packable", "kind_class", "packed_kind", "select", "select_clusters", "summed", "unpacked_kind", "words_of",
 ]  # fmt: skip

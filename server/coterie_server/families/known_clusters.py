@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array, Indices, distinct
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.robust import Robust
 from coterie.families.cluster_messages import ClusterMessages
 from coterie.families.known_clusters import Segments, Weights, check_all_clustered
-from coterie.wire.messages import Message, PerCluster
+from coterie.record.ledger import DOWN
+from coterie.wire.messages import Message, PerCluster, Rows
+from coterie.wire.precision import Precision
 from coterie_server.families.robust import centre_of
-from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting, StageHalf, Sum
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
 # A stage gets a warning where its objective can still fall by this share of it: by the lower bound, or by the upper one, which is far too
 # large where pulls are stronger than the curvature of the losses.
 _FAR, _PERHAPS_FAR = 0.01, 0.5
+
+# Of exact sums over a cluster: what gamma_i times a number of a model does not exceed, and the users of a cluster. An aggregator knows its
+# own cluster alone, so how numbers are written must not depend on others: sums in a flat run, of several clusters, have the same bits.
+_LARGEST, _MOST_USERS = 2.0**30, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,20 @@ def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
         segments, gamma = Segments(segments.place[is_listed], places), gamma[is_listed]
     if len(models) != gamma.size:
         raise ProtocolError(f"{len(models)} users of the clusters sent their models, wanted {gamma.size}")
-    sums, gamma_sums = segments.sums(gamma[:, None] * models), clusters.gamma_sums[places][:, None]
+    return means_of(clusters, places, segments.sums(gamma[:, None] * models))
+
+
+def sum_of(kind: type[Rows], clusters: Clusters, places: Indices, weighted: str = "") -> Sum:
+    """The exact sums of this kind over the users of each of the clusters at `places`; `weighted` is the field that gamma_i multiplies."""
+    groups = np.zeros(clusters.gamma.size, dtype=np.int64)
+    is_listed = np.isin(clusters.segments.place, places)
+    groups[is_listed] = np.searchsorted(places, clusters.segments.place[is_listed])
+    return Sum(kind, groups=groups, bounds={weighted: _LARGEST} if weighted else {}, capacity=_MOST_USERS)
+
+
+def means_of(clusters: Clusters, places: Indices, sums: Array) -> Array:
+    """(m, d) bar_j of the clusters at `places` from sums of gamma_i theta_i over them (m, d), 0 where Gamma_j is 0."""
+    gamma_sums = clusters.gamma_sums[places][:, None]
     return np.asarray(np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0))
 
 
@@ -106,10 +125,99 @@ def centres_of(clusters: Clusters, places: Indices, models: Array) -> Array:
     return np.array([centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
 
 
+def rounding_of(clusters: Clusters, kind: type[Rows], precision: Precision, between: float) -> float:
+    """How far rounding may have moved an average: bar_j of sums of `Models`, and bar, where each term was moved by `between`."""
+    error = sum_of(kind, clusters, np.arange(clusters.size), "theta").forms(np.zeros(1, dtype=np.int64), precision)["theta"].error
+    within = np.divide(clusters.sizes, clusters.gamma_sums, out=np.zeros(clusters.size), where=clusters.gamma_sums > 0)
+    weight = float((clusters.alpha * clusters.gamma_sums).sum())
+    return max(error * float(within.max()), between * clusters.size / weight if weight else 0.0)
+
+
+Wish = tuple[Indices, type[Rows], str]  # the places of clusters whose users send this kind, and its field with their vectors
+
+
+async def averaged(
+    federation: Federation,
+    clusters: Clusters,
+    wishes: Sequence[Wish],
+    sent: Sequence[Message],
+    to: Indices | None,
+    *,
+    is_exact: bool,
+    wants_models: bool = False,
+) -> list[tuple[Indices, Array]]:
+    """The places and bar_j (m, d) of the clusters of each wish that has any, from what users answer to what is `sent`.
+
+    With `wants_models` they are the users' models themselves, in member order, for averages with noise.
+    With `is_exact` there must be at most one such wish, and then all users of `to` be of its clusters.
+    """
+    listed = [wish for wish in wishes if wish[0].size]
+    if not is_exact or not listed:
+        replies = await federation.exchange(*sent, to=to)
+        models = [(places, getattr(replies[kind], name)) for places, kind, name in listed]
+        return models if wants_models else [(places, centres_of(clusters, places, theirs)) for places, theirs in models]
+    ((places, kind, name),) = listed
+    totals = await federation.total(*sent, of=[sum_of(kind, clusters, places, name)], to=to)
+    return [(places, means_of(clusters, places, getattr(totals[kind], name)))]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An aggregator's answer, and what it keeps of it: (c, d) bar_j of the trace, with `exact_sums`."""
+
+    answer: PerCluster
+    traced: Array
+
+
 async def cluster_sums(
+    federation: Federation,
+    clusters: Clusters,
+    messages: ClusterMessages,
+    inbox: Mapping[type[Message], Message],
+    within_rounds: Indices,
+    traced: Array,
+    *,
+    is_exact: bool,
+) -> Seen:
+    """An aggregator's answer to a question of `objective_of` or `private_outcome`, from what its users send. TypeError for another.
+
+    `traced` are the averages of the latest trace.
+    """
+    if is_exact:
+        return await _exact_sums(federation, clusters, messages, inbox, within_rounds, traced)
+    return Seen(await _plain_sums(federation, clusters, messages, inbox, within_rounds), traced)
+
+
+async def _exact_sums(
+    federation: Federation,
+    clusters: Clusters,
+    messages: ClusterMessages,
+    inbox: Mapping[type[Message], Message],
+    within_rounds: Indices,
+    traced: Array,
+) -> Seen:
+    everyone, numbers, alpha = np.arange(clusters.size), clusters.numbers, clusters.alpha
+    weight = alpha * clusters.gamma_sums
+    if isinstance(sent := inbox.get(messages.gap_centre), messages.gap_centre):
+        centre = messages.gap_centre(numbers, alpha[:, None] * sent.centre + (1 - alpha[:, None]) * traced)
+        gaps = (await federation.total(centre, of=[sum_of(messages.user_gap, clusters, everyone)]))[messages.user_gap]
+        return Seen(messages.cluster_gap(numbers, gaps.squared, gaps.least, gaps.most, gaps.is_flat), traced)
+    if isinstance(bar := inbox.get(messages.global_centre), messages.global_centre):
+        return Seen(messages.cluster_spread(numbers, weight / 2 * ((traced - bar.average) ** 2).sum(axis=1)), traced)
+    if messages.trace not in inbox:
+        raise TypeError(f"no step for {list(inbox)}")
+    states = sum_of(messages.user_state, clusters, everyone, "theta")
+    found = (await federation.total(messages.ask_state(), of=[states]))[messages.user_state]
+    average = means_of(clusters, everyone, found.theta)
+    spreads = sum_of(messages.user_spread, clusters, everyone)
+    spread = (await federation.total(messages.cluster_centre(numbers, average), of=[spreads]))[messages.user_spread].spread
+    inner = found.value + (1 - alpha) * spread
+    return Seen(messages.cluster_state(numbers, inner, alpha * spread, weight[:, None] * average, weight, within_rounds), average)
+
+
+async def _plain_sums(
     federation: Federation, clusters: Clusters, messages: ClusterMessages, inbox: Mapping[type[Message], Message], within_rounds: Indices
 ) -> PerCluster:
-    """An aggregator's answer to a question of `objective_of` or `private_outcome`, from what its users send. TypeError for another."""
     if isinstance(centre := inbox.get(messages.gap_centre), messages.gap_centre):
         gaps = (await federation.exchange(centre))[messages.user_gap]
         sums = (clusters.segments.sums(values) for values in (gaps.squared, gaps.least, gaps.most, gaps.is_flat))
@@ -127,13 +235,15 @@ async def cluster_sums(
 
 
 async def objective_of(
-    federation: Federation, clusters: Clusters, messages: ClusterMessages, *, has_peers: bool
+    federation: Federation, clusters: Clusters, messages: ClusterMessages, *, has_peers: bool, is_exact: bool
 ) -> tuple[dict[str, float], Array | None]:
     """F of (2.1), how often the clusters have averaged on their own, and (k, d) the points alpha_j bar + (1-alpha_j) bar_j.
 
     `messages` are the method's own. Aggregators send sums over their clusters, so users' models do not leave them. Among peers they keep
-    the points too, and send three scalars.
+    the points too, and send three scalars. With `is_exact` their answers come as sums over clusters, and the points are bar.
     """
+    if is_exact:
+        return await _exact_objective(federation, clusters, messages)
     replies = await federation.exchange(messages.trace(clusters.numbers))
     found: Any = replies[messages.cluster_part if has_peers else messages.cluster_state]
     objective = float(found.inner.sum() + found.spread.sum())
@@ -148,6 +258,16 @@ async def objective_of(
         objective += float((found.weight * ((found.average - bar) ** 2).sum(axis=1)).sum()) / 2
         centre = clusters.alpha[:, None] * bar + (1 - clusters.alpha[:, None]) * found.average
     return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}, centre
+
+
+async def _exact_objective(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> tuple[dict[str, float], Array]:
+    totals = await federation.total(messages.trace(clusters.numbers), of=[Sum(messages.cluster_state)])
+    found = totals[messages.cluster_state]
+    bar = found.average[0] / float(found.weight[0]) if found.weight[0] > 0 else np.zeros(found.average.shape[1])
+    centre = np.tile(bar, (clusters.size, 1))
+    between = await federation.total(messages.global_centre(clusters.numbers, centre), of=[Sum(messages.cluster_spread)])
+    objective = float(found.inner[0] + found.spread[0] + between[messages.cluster_spread].spread[0])
+    return {"objective": objective, "within_rounds": float(found.within_rounds[0])}, centre
 
 
 def far_from_optimum(stage: str, figures: Mapping[str, float], cure: str) -> str:
@@ -172,6 +292,7 @@ async def private_outcome(
     collects: bool,
     cure: str,
     has_peers: bool,
+    is_exact: bool,
     tells_centre: bool = True,
 ) -> Outcome:
     """The end of a stage whose models stay at their users, who evaluate them; models are returned only where `collects` is set.
@@ -179,7 +300,7 @@ async def private_outcome(
     Figures: the objective, the norm of its gradient, and the least and, where known, the most that it can fall, by the curvature there.
     Without `tells_centre` users do not receive the averages for that, which have no noise.
     """
-    seen, centre = await objective_of(federation, clusters, messages, has_peers=has_peers)
+    seen, centre = await objective_of(federation, clusters, messages, has_peers=has_peers, is_exact=is_exact)
     figures, warning = {**figures, **seen}, ""
     if tells_centre:
         found, warning = await _distance(federation, clusters, messages, centre, seen, stage, cure)
@@ -206,7 +327,7 @@ async def _distance(
 ) -> tuple[dict[str, float], str]:
     """Figures of how far the optimum is from models with the points `centre` (k, d), and a warning where it is far."""
     asked = messages.ask_gap(clusters.numbers) if centre is None else messages.gap_centre(clusters.numbers, centre)
-    gap = (await federation.exchange(asked))[messages.cluster_gap]
+    gap = (await federation.total(asked, of=[Sum(messages.cluster_gap)]))[messages.cluster_gap]
     figures = {"gradient_norm": float(gap.squared.sum()) ** 0.5, "gap_at_least": float(gap.least.sum())}
     if not gap.n_flat.any():
         figures["gap_at_most"] = float(gap.most.sum())
@@ -219,22 +340,54 @@ def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
 
 
 def fixed_counts(
-    clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool, tells_centre: bool = True
+    clusters: Clusters,
+    d: int,
+    figures: Sequence[Mapping[str, float]],
+    hosts: Indices,
+    *,
+    collects: bool,
+    is_exact: bool,
+    tells_centre: bool = True,
 ) -> tuple[Counts, Counts]:
     """The vectors and scalars that no coin decides: those of `objective_of` in rounds with an objective, and of `private_outcome`.
 
     `hosts` (k,) of each cluster. For an objective each user sends its aggregator f_i and theta_i, and each cluster sends on bar_j and three
     scalars. For the gap a vector goes down to each cluster and on to its hosts; four scalars come up from each user and each cluster.
+    With `is_exact` a host sends a sum for each of its clusters. Then an objective has a second exchange: an average down, and a scalar up.
     """
-    n_users, k = clusters.gamma.size, clusters.size
-    n_traces = 1.0 + sum("objective" in row for row in figures)
-    vectors: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users, ("trace", "up", BETWEEN): n_traces * k}
-    scalars: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users * (d + 1), ("trace", "up", BETWEEN): n_traces * k * (d + 3)}
+    n_users, k, n_hosts = clusters.gamma.size, clusters.size, float(hosts.sum())
+    n_traces, n_up, more = 1.0 + sum("objective" in row for row in figures), n_hosts if is_exact else float(n_users), int(is_exact)
+    vectors: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_up, ("trace", "up", BETWEEN): n_traces * k}
+    scalars: dict[Key, float] = {
+        ("trace", "up", WITHIN): n_traces * n_up * (d + 1 + more),
+        ("trace", "up", BETWEEN): n_traces * k * (d + 3 + more),
+    }
+    if is_exact:
+        vectors |= {("trace", "down", WITHIN): n_traces * n_hosts, ("trace", "down", BETWEEN): n_traces * k}
     if tells_centre:
-        vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
-        scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
+        vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): n_hosts}
+        scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_up}
     scalars["evaluate", "up"] = 3.0 * n_users
     return {**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars
+
+
+def closed(half: StageHalf[Any], setting: Setting, clusters: Clusters) -> StageHalf[Any]:
+    """The half, without closed forms that it does not have.
+
+    Under masks in a flat run a host sends a sum of each cluster that is asked, also of those that it has no users of. Unless all hosts have
+    users of all clusters, the number of sums then depends on which clusters are asked together.
+    """
+    sums, hosts = setting.sums, hosts_of(setting, clusters)
+    if sums is None or not sums.has_all_groups or sums.hosts_below is not None or (hosts == distinct(sums.host_of).size).all():
+        return half
+
+    def known(counts: Callable[[Sequence[Mapping[str, float]]], Counts]) -> Callable[[Sequence[Mapping[str, float]]], Counts]:
+        open_steps = ("evaluate", "models", "parameters")
+        return lambda figures: {key: n for key, n in counts(figures).items() if key[1] == DOWN or BETWEEN in key or key[0] in open_steps}
+
+    vectors, scalars = known(half.expected_vectors), known(half.expected_scalars)
+    spread, drawn = known(half.spread_of_vectors), known(half.drawn_vectors)
+    return replace(half, expected_vectors=vectors, expected_scalars=scalars, spread_of_vectors=spread, drawn_vectors=drawn)
 
 
 def spread_of(values: Array) -> dict[str, float]:

@@ -186,6 +186,8 @@ class Federation(Protocol):
         The members who answer with such a kind must be those of `to` (sorted), by default all. With `exact_sums: true` sums are exact but
         for the rounding of each term (`Totals.rounding`), and have the same bits on any hosts. A host that has a number above the bound of
         a sum ends the run. Otherwise terms are added in member order. `wanted` are the replies of kinds that are not summed.
+
+        With messages for aggregators it is the sum of their answers over clusters.
         """
 
 
@@ -223,6 +225,8 @@ class ClusterSetting:
     privacy: Privacy | None = field(default=None, kw_only=True)
     #: The key of the server's noise and of users drawn in secret, with `privacy.unit: user`.
     secret: Secret | None = field(default=None, kw_only=True)
+    #: Whether `federation.total` has sums of hosts instead of users' answers (`exact_sums`).
+    is_exact: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
-from coterie.wire.fixed_point import Form, form_of, read
-from coterie.wire.messages import AskTotal, Message, Rows, words_of
+from coterie.findings import Finding
+from coterie.wire.fixed_point import Form, form_of, largest, read, sums_of
+from coterie.wire.messages import AskTotal, Message, PerCluster, Rows, summed, words_of
 from coterie.wire.precision import Precision
 from coterie_server.interface.wanted import Wanted
 
 if TYPE_CHECKING:
     from coterie_server.interface.half import Replies
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=Rows | PerCluster)
 Exchange = Callable[..., "Awaitable[Replies]"]
 
 
@@ -31,13 +32,15 @@ Exchange = Callable[..., "Awaitable[Replies]"]
 class Sum:
     """What is summed: a kind of messages that is declared with `total=True`."""
 
-    kind: type[Rows]
+    kind: type[Rows | PerCluster]
     weights: Indices | None = None  #: (n,) whole numbers from 0, by which the members' answers are multiplied; None: 1
     groups: Indices | None = None  #: (n,) numbers from 0: each group has a sum of its own; None: one group of all
     #: By field, what the absolute value of a number does not exceed, if known; by default 2^40, and 2^16 for parameters of networks.
     bounds: Mapping[str, float] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name; others are not checked
     form: Form | None = None  #: how numbers are written, where the noise of hosts decides it; None: as bounds and weights allow
+    #: A total weight that numbers are written for, so that their rounding does not depend on who is asked; None: that of those asked.
+    capacity: int | None = None
 
     def weight_of(self, users: Indices) -> int:
         """The total weight of these members, at least 1."""
@@ -49,7 +52,11 @@ class Sum:
             return {name: self.form for name, _ in self.kind.specs}
         try:
             weight = self.weight_of(asked)
-            return {name: form_of(spec, weight, precision, self.bounds.get(name)) for name, spec in self.kind.specs}
+            if self.capacity is not None:
+                if weight > self.capacity:
+                    raise ValueError(f"a total weight of {weight:,}, want at most {self.capacity:,}")
+                weight = self.capacity
+            return {name: form_of(spec, weight, precision, self.bounds.get(name)) for name, spec in summed(self.kind)}
         except ValueError as error:
             raise RunError(f"no exact sum of {self.kind.kind}: {error}") from error
 
@@ -104,7 +111,7 @@ async def total(
         raise TypeError(f"{undeclared[0].kind} has no sum: declare it with total=True")
     asked = np.arange(n_members) if to is None else to
     if not is_exact:
-        terms = [Wanted(one.kind, to, one.extents) for one in of]
+        terms = [Wanted(one.kind, to, one.extents) for one in of if issubclass(one.kind, Rows)]  # an aggregator's are not checked
         replies = await exchange(*messages, to=to, wanted=[*wanted, *terms])
         return _added_up(replies, of, asked, n_members)
     forms = [one.forms(asked, precision) for one in of]
@@ -116,7 +123,8 @@ async def total(
     for one, form in zip(of, forms, strict=True):
         assert one.kind.total is not None  # noqa: S101 - see above
         if (came := replies.get(one.kind.total)) is not None:
-            found[one.kind] = one.kind(**{name: _spread(came.groups, _number(getattr(came, name), form[name]), one) for name in form})
+            columns = {name: _spread(came.groups, _number(getattr(came, name), form[name]), one) for name in form}
+            found[one.kind] = _made(one.kind, columns)
     floats = [form[name].error for one, form in zip(of, forms, strict=True) for name, spec in one.kind.specs if spec.is_float]
     return Totals(replies, found, _weights(of, replies.awaited(asked)), max(floats, default=0.0))
 
@@ -141,8 +149,38 @@ def passed_on(ask: AskTotal, n_members: int) -> Wanted:
     groups = np.zeros(n_members, dtype=np.int64)
     if ask.group.shape[1]:
         groups[slice(None) if ask.users is None else ask.users] = ask.group[:, 0]
-    words = {words_of(name): Form(*row).words for (name, _), row in zip(ask.of.specs, ask.form.tolist(), strict=True)}
+    words = {words_of(name): Form(*row).words for (name, _), row in zip(summed(ask.of), ask.form.tolist(), strict=True)}
     return Wanted(ask.of.total, ask.users, words, groups=groups)
+
+
+def of_clusters(answers: Sequence[Message], asks: Sequence[AskTotal]) -> list[Message]:
+    """An aggregator's answers for its clusters, with a `Total` instead of the kinds that are asked for in sums.
+
+    RunError for a number out of the range of its sum.
+    """
+    found = {type(answer): answer for answer in answers}
+    kept = [answer for answer in answers if type(answer) not in {ask.of for ask in asks}]
+    return [*kept, *(_total_of(found[ask.of], ask) for ask in asks if ask.of in found)]
+
+
+def _total_of(answer: Message, ask: AskTotal) -> Message:
+    columns: dict[str, Indices] = {}
+    for (name, _), row in zip(summed(ask.of), ask.form.tolist(), strict=True):
+        rows, form = getattr(answer, name), Form(*row)
+        if not np.isfinite(rows).all() or largest(rows) > 2.0**form.bound:
+            said = f"{ask.of.kind}.{name} of a cluster is {largest(rows):.3g}, wanted at most 2^{form.bound} in an exact sum"
+            raise RunError(
+                f"{said}: want exact_sums: false, a smaller step, or features of a smaller scale",
+                Finding("M4", form.bound, "model", "exact_sums"),
+            )
+        _, columns[name] = sums_of(rows, None, np.zeros(len(rows), dtype=np.int64), form)
+    assert ask.of.total is not None  # noqa: S101 - it has been asked for
+    return ask.of.total(groups=np.zeros(1, dtype=np.int64), **columns)
+
+
+def _made(kind: type[Rows | PerCluster], columns: Mapping[str, NDArray[Any]]) -> Message:
+    """The sums as a message of their kind. Those over clusters belong to none of them."""
+    return kind(clusters=np.full(1, -1), **columns) if issubclass(kind, PerCluster) else kind(**columns)
 
 
 def _number(sums: Indices, form: Form) -> NDArray[Any]:
@@ -172,6 +210,10 @@ def _added_up(replies: Replies, of: Sequence[Sum], asked: Indices, n_members: in
     """Sums of floating-point numbers, added in member order."""
     found: dict[type[Message], Message] = {}
     for one in of:
+        if issubclass(one.kind, PerCluster):
+            if (came := replies.get(one.kind)) is not None:
+                found[one.kind] = _made(one.kind, {name: getattr(came, name).sum(axis=0)[None] for name, _ in summed(one.kind)})
+            continue
         if one.kind.carries_weights:
             listed: Sequence[Rows] = replies.in_runs(one.kind) if replies.awaited(asked).size else ()
         else:

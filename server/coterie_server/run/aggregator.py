@@ -22,10 +22,10 @@ from coterie.session.member import Member
 from coterie.session.tls import Tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
-from coterie.wire.messages import AskTotal, Message
+from coterie.wire.messages import AskTotal, Message, PerCluster
 from coterie.wire.precision import Precision
 from coterie_server.interface.half import ClusterMethod, ClusterSetting, Replies, server_half
-from coterie_server.interface.totals import passed_on
+from coterie_server.interface.totals import of_clusters, passed_on
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
@@ -120,7 +120,9 @@ class Aggregator(Member):
     async def _answers(self, task: session_pb2.Task, messages: Sequence[Message]) -> Sequence[Message]:
         if not messages:
             return []
-        inbox: dict[type[Message], Message] = {type(message): message for message in for_aggregators(messages)}
+        own = [message for message in messages if isinstance(message, AskTotal) and issubclass(message.of, PerCluster)]
+        rest = [message for message in messages if not any(message is one for one in own)]
+        inbox: dict[type[Message], Message] = {type(message): message for message in for_aggregators(rest)}
         if not inbox:
             asks = [message for message in messages if isinstance(message, AskTotal)]
             replies = await (self._masked(messages, asks) if asks and self._masks is not None else self.hub.exchange(*messages))
@@ -130,7 +132,7 @@ class Aggregator(Member):
         half = self._cluster_half()
         state = half.init() if self._half_state is None else self._half_state
         self._half_state, answers = await half.step(state, inbox, self.hub)
-        return answers
+        return of_clusters(answers, own)
 
     def _masked(self, messages: Sequence[Message], asks: Sequence[AskTotal]) -> Awaitable[Replies]:
         asked = [ask.users for ask in asks if ask.users is not None]
@@ -142,7 +144,8 @@ class Aggregator(Member):
         if self._half is None:
             stage = self._stages[self.hub.state.stage]
             members, precision, robust = self.hub.roster.fixed, Precision.of_run(self.experiment), self.experiment.federation.robust
-            setting = ClusterSetting(self.experiment.seed, stage.name, members, precision, robust=robust)
+            how: dict[str, Any] = {"robust": robust, "is_exact": self.experiment.exact_sums}
+            setting = ClusterSetting(self.experiment.seed, stage.name, members, precision, **how)
             method = server_half(stage.method)
             if self._peers is not None and method.peers is not None:
                 self._half = method.peers(stage.config, setting, self._peers)
@@ -187,6 +190,11 @@ class Aggregator(Member):
         """Ends the run for the hosts, and waits for their books."""
         await self.hub.finish(finish.outcome, failed=finish.failed, finding=finding_in(finish.finding))
         self._database.flush()
+
+    def ended(self) -> None:
+        """Removes the secrets of masks."""
+        if self._masks is not None:
+            self._masks.forget()
 
     def books_below(self) -> Iterator[session_pb2.Book]:
         """Both sides of the links to its hosts, and the events of the cluster."""

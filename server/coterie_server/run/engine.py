@@ -356,6 +356,7 @@ class Engine:
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
             peers=self.experiment.federation.peers_of(len(members.cluster_names)),
+            is_exact=self.experiment.exact_sums,
             sums=self._sum_links(members) if self.experiment.exact_sums else None,
             robust=self.experiment.federation.robust,
         )
@@ -363,7 +364,7 @@ class Engine:
         built = half.build(stage.config, setting)
         budget.check_budget(stage, built)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
-            built = hosted(built, half.tiers(stage.config, setting), setting.precision)
+            built = hosted(built, half.tiers(stage.config, setting), setting)
         if self.experiment.federation.late == "skip" and (why := why_everyone(stage)):
             self.database.event("wait", f"stage {stage.name!r} skips no late host, since it needs every user: {why}", stage=stage.name)
         return built

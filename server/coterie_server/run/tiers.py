@@ -13,11 +13,11 @@ from typing import Any
 from coterie.arrays import Indices
 from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment.config import Experiment
-from coterie.wire.messages import Message, PerCluster
-from coterie.wire.precision import Precision
+from coterie.wire.messages import AskTotal, Message, PerCluster
 from coterie_server.interface.half import (
     FLAT_ONLY,
     ClusterMethod,
+    ClusterSetting,
     Counts,
     Federation,
     Outcome,
@@ -28,6 +28,7 @@ from coterie_server.interface.half import (
     server_half,
 )
 from coterie_server.interface.peers import as_sent
+from coterie_server.interface.totals import of_clusters, total
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN
 
@@ -66,9 +67,9 @@ class HostedState:
 class _Tier:
     """The federation of the coordinator's half: aggregators in this process."""
 
-    def __init__(self, below: Federation, half: ClusterMethod[Any], state: Any, precision: Precision) -> None:
+    def __init__(self, below: Federation, half: ClusterMethod[Any], state: Any, setting: ClusterSetting) -> None:
         self.state = state
-        self._below, self._half, self._precision = below, half, precision
+        self._below, self._half, self._setting = below, half, setting
 
     async def exchange(
         self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = (), within: int | None = None
@@ -77,32 +78,39 @@ class _Tier:
         sent = for_aggregators(messages)
         if not sent:
             return await self._below.exchange(*messages, to=to, wanted=wanted, within=within)
-        inbox: dict[type[Message], Message] = {type(message): as_sent(message, self._precision) for message in sent}
-        self.state, answers = await self._half.step(self.state, inbox, self._below)
-        return Replies({type(answer): as_sent(answer, self._precision) for answer in answers}, None)
+        return await self._answered(*sent)
 
     async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
-        """Of the users."""
-        if for_aggregators(messages):
-            raise ProtocolError("the coordinator asks for sums over users with messages for the aggregators, want it to ask the users")
-        return await self._below.total(*messages, of=of, to=to, wanted=wanted)
+        """Of the clusters, or of the users."""
+        if not for_aggregators(messages):
+            return await self._below.total(*messages, of=of, to=to, wanted=wanted)
+        n_members, precision = len(self._setting.members), self._setting.precision
+        return await total(self._answered, messages, of, to, wanted, n_members, precision, is_exact=self._setting.is_exact)
+
+    async def _answered(self, *messages: Message, **_: Any) -> Replies:
+        asks = [message for message in messages if isinstance(message, AskTotal)]
+        precision = self._setting.precision
+        inbox: dict[type[Message], Message] = {type(one): as_sent(one, precision) for one in messages if isinstance(one, PerCluster)}
+        self.state, answers = await self._half.step(self.state, inbox, self._below)
+        listed = [as_sent(one, precision) if isinstance(one, PerCluster) else one for one in of_clusters(answers, asks)]
+        return Replies({type(one): one for one in listed}, None)
 
 
-def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision) -> StageHalf[HostedState]:
+def hosted(above: StageHalf[Any], half: ClusterMethod[Any], setting: ClusterSetting) -> StageHalf[HostedState]:
     """A two-tier method in a flat run. Its closed forms leave out messages between coordinator and aggregators, which do not travel."""
 
     async def init(federation: Federation) -> HostedState:
-        tier = _Tier(federation, half, half.init(), precision)
+        tier = _Tier(federation, half, half.init(), setting)
         state = await above.init(tier)
         return HostedState(state, tier.state)
 
     async def round_(state: HostedState, federation: Federation, number: int) -> tuple[HostedState, Mapping[str, float]]:
-        tier = _Tier(federation, half, state.clusters, precision)
+        tier = _Tier(federation, half, state.clusters, setting)
         after, figures = await above.round(state.method, tier, number)
         return HostedState(after, tier.state), figures
 
     async def finish(state: HostedState, federation: Federation) -> Outcome:
-        return await above.finish(state.method, _Tier(federation, half, state.clusters, precision))
+        return await above.finish(state.method, _Tier(federation, half, state.clusters, setting))
 
     return replace(
         above,

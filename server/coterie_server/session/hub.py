@@ -130,7 +130,7 @@ class Hub:
     async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
         """See `Federation`."""
         n_members, precision = len(self.roster.fixed), Precision.of_run(self.experiment)
-        exchange = self.masking.exchange if self.experiment.masks_sums else self.exchange
+        exchange = self.masking.exchange if of and self.experiment.masks_sums else self.exchange
         return await total(exchange, messages, of, to, wanted, n_members, precision, is_exact=self.experiment.exact_sums)
 
     async def _collect(

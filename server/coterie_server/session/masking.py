@@ -18,13 +18,13 @@ from coterie.errors import ProtocolError, RunError
 from coterie.families import masking
 from coterie.families.masking import AskKey, AskMasks, Covered, HostKey, Opened
 from coterie.masked.frames import Advert, Setting
-from coterie.masked.gathering import Gathering
+from coterie.masked.gathering import Gathering, check_form
 from coterie.masked.roster import Roster
 from coterie.masked.streams import Words
 from coterie.wire.messages import AskTotal, Message, PerHost, Total
 from coterie_server.interface.half import Replies
 from coterie_server.interface.merge import Layout, merged, weights_of
-from coterie_server.interface.wanted import Wanted
+from coterie_server.interface.wanted import Check, Wanted
 from coterie_server.session.duty import Duty, Shared
 
 _KEYS = "the keys of masked sums need every host"
@@ -92,7 +92,7 @@ class Masking(Duty):
         keys, names = masking.keys_message(known.adverts), known.roster.names
         untold = {names[place]: keys for place in among if names[place] not in known.told}
         changed = [_whole(one, kinds[one.kind]) if one.kind in kinds else one for one in wanted]
-        found = await self._collect([*messages, masks], to, [*changed, Wanted(Covered)], own=untold)
+        found = await self._collect([*messages, masks], to, [*changed, Wanted(Covered, check=self._has_form(setting, names))], own=untold)
         known.told.update({name: exchange for name in untold if self._roster.hosts[name].asked >= exchange})
         if not found.answers:
             return found.replies(self._roster.layout)
@@ -149,6 +149,21 @@ class Masking(Duty):
         place = {name: number for number, name in enumerate(roster.names)}
         return sorted(place[name] for name in self._roster.parts(messages, to))
 
+    def _has_form(self, setting: Setting, names: Sequence[str]) -> Check:
+        """Finds masks that cannot be right when they come, so that their host is at fault and not the run."""
+
+        def check(message: Any, members: Indices) -> None:
+            place = self._place_of(members, names)
+            came = masking.contribution_of(np.zeros(0, dtype=np.uint64), message, setting.n_sealed_bytes(place))
+            check_form(names[place], setting, place, came)
+
+        return check
+
+    def _place_of(self, members: Indices, names: Sequence[str]) -> int:
+        """The place of the host of these members, which are all of its own."""
+        layout = self._roster.layout
+        return names.index(layout.hosts[layout.host_of[members[0]]])
+
     def _gathered(
         self, roster: Roster, setting: Setting, found: Collected, kinds: Sequence[type[Message]]
     ) -> tuple[Gathering, list[Total]]:
@@ -169,7 +184,11 @@ class Masking(Duty):
 
     async def _unmask(self, roster: Roster, setting: Setting, gathering: Gathering) -> None:
         own = {roster.names[one]: masking.unmask_message(setting.exchange, gathering.request(one)) for one in gathering.survivors}
-        found = await self._collect((), self._roster.users_of(own), [Wanted(Opened)], own=own)
+
+        def check(message: Any, members: Indices) -> None:
+            gathering.check_shares(self._place_of(members, roster.names), masking.revealed_of(message))
+
+        found = await self._collect((), self._roster.users_of(own), [Wanted(Opened, check=check)], own=own)
         for name, listed in found.answers.items():
             (opened,) = (one for one in listed if isinstance(one, Opened))
             gathering.reveal(roster.names.index(name), masking.revealed_of(opened))

@@ -187,6 +187,7 @@ def _robust(rule: str, **keys: float) -> Content:
 _COINS = {"iterations": 60, "gamma": 1.0, "p0": 0.3, "p": 0.3}
 _L2GD = {"name": "async_l2gd", **_COINS, "alpha": 0.4}
 _AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
+_GAMMA = {"c0": 1.0, "u5": 0.7, "c1": 1.3, "c2": 0.9}
 _UNEVEN = {"c0": 0.2, "c1": 0.4, "c2": 0.6}
 _STANDARDIZED = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 9, "standardize": True}
 _MASKED = {"sums": "masked", "hosts": 3}
@@ -249,6 +250,8 @@ CASES: Mapping[str, Case] = {
     "async_l2gd single": clustered({**_L2GD, "variant": "single_coin", "p": None}),
     "async_l2gd robust": clustered(_L2GD, federation=_robust("trimmed_mean", fraction=0.25)),
     "async_al2sgd": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}),
+    "async_l2gd sums": clustered({**_L2GD, "gamma": _GAMMA, "collect_models": True, "trace_every": 20}, exact_sums=True),
+    "async_al2sgd sums": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}, exact_sums=True),
     "fedrep_linear": linear(),
     "fedrep_linear shared": linear(heads="shared", head_eta=0.05, start="random"),
     "certify": pairwise({"name": "certify", "partition": "known"}),

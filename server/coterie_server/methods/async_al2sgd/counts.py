@@ -33,6 +33,12 @@ class ClosedForms:
     coins: Sequence[Sequence[Any]] | None  # recorded
     is_warm: bool
     collects: bool
+    is_exact: bool  # whether hosts send sums
+
+    @property
+    def senders(self) -> Indices:
+        """(k,) how many vectors come up from a cluster that averages: of its users, or sums of its hosts."""
+        return self.hosts if self.is_exact else self.clusters.sizes
 
     def expected_rounds(self, rates: Rates, n: int) -> dict[str, float]:
         """How often clusters average in n iterations, alone and together. No average is reused; an anchor at the end is not shared."""
@@ -42,7 +48,7 @@ class ClosedForms:
             "between_rounds_expected": n * rates.p0,
             "anchor_rounds_expected": anchors,
             "within_rounds_expected": float(within.sum()),
-            "within_vectors_expected": float((self.clusters.sizes * (n * rates.p0 + within)).sum()),  # theta_i up for averages
+            "within_vectors_expected": float((self.senders * (n * rates.p0 + within)).sum()),  # theta_i up for averages
             "within_targets_expected": float((self.hosts * (n * rates.p0 + within)).sum()),  # and what is subtracted down to hosts
         }
 
@@ -57,7 +63,7 @@ class ClosedForms:
         return {
             "between_rounds_drawn": float(needs_bar.sum()),
             "anchor_rounds_drawn": float(refreshes.sum()) + self.is_warm,
-            "within_vectors_drawn": float((self.clusters.sizes * averages).sum()),
+            "within_vectors_drawn": float((self.senders * averages).sum()),
             "within_targets_drawn": float((self.hosts * averages).sum()),
         }
 
@@ -74,7 +80,7 @@ class ClosedForms:
 
         The bound is that of clusters which all make the same choices, with the mean of their probabilities.
         """
-        n, users, hosts = last_of(figures, "iteration"), float(self.clusters.sizes.sum()), float(self.hosts.sum())
+        n, users, hosts = last_of(figures, "iteration"), float(self.senders.sum()), float(self.hosts.sum())
         units = dict(zip(_COUNTED, (1.0, 1.0, users, hosts), strict=True))
         means = {name: last_of(figures, f"{name}_expected") / unit for name, unit in units.items()}
         means["anchor_rounds"] -= self.is_warm  # no coin decides the first anchor
@@ -103,12 +109,12 @@ class ClosedForms:
 
     def _averages(self, between: float, anchors: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
         """The counts of averaging by step and direction."""
-        k, n_users = self.clusters.size, self.clusters.gamma.size
+        k, n_up = self.clusters.size, float(self.senders.sum())
         both: dict[tuple[str, ...], float] = {("between-average", way, BETWEEN): k * between for way in ("up", "down")}
         both |= {("between-anchor", way, BETWEEN): k * anchors for way in ("up", "down")}
         anchor_down = 2 * float(self.hosts.sum()) * anchors
         averages: dict[tuple[str, ...], float] = {("within-average", "up"): models, ("within-average", "down"): targets}
-        return both | averages | {("within-anchor", "up"): n_users * anchors, ("within-anchor", "down"): anchor_down}
+        return both | averages | {("within-anchor", "up"): n_up * anchors, ("within-anchor", "down"): anchor_down}
 
     def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> tuple[Counts, Counts]:
-        return known_clusters.fixed_counts(self.clusters, self.d, figures, self.hosts, collects=self.collects)
+        return known_clusters.fixed_counts(self.clusters, self.d, figures, self.hosts, collects=self.collects, is_exact=self.is_exact)

@@ -19,6 +19,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.coins import first
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
+from coterie.families.cluster_messages import ClusterSums
 from coterie.families.schedule import schedule_by
 from coterie.methods.async_al2sgd import (
     ANCHOR,
@@ -45,11 +46,13 @@ from coterie_server.families.known_clusters import (
     clusters_of,
     objective_of,
     private_outcome,
+    rounding_of,
     weighted_average,
 )
 from coterie_server.families.peers import AmongPeers, Averaged
 from coterie_server.interface.half import (
     ENDED,
+    ROUNDING,
     ClusterMethod,
     ClusterSetting,
     Federation,
@@ -57,6 +60,7 @@ from coterie_server.interface.half import (
     ServerHalf,
     Setting,
     StageHalf,
+    Sum,
 )
 from coterie_server.interface.peers import Peers
 from coterie_server.interface.stages import Stage
@@ -104,8 +108,8 @@ class Coordinator:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """The coins, where they are recorded, and whether users start from the models of an earlier stage."""
-        return {"async_al2sgd": {"coins": self.config.coins, "is_warm": self.setting.start is not None}}
+        """The coins, where they are recorded, whether users start from the models of an earlier stage, and whether models are summed."""
+        return {"async_al2sgd": {"coins": self.config.coins, "is_warm": self.setting.start is not None, "is_exact": self.setting.is_exact}}
 
     async def init(self, federation: Federation) -> State:
         """Learns the constants of the row losses, and sends everybody the parameters."""
@@ -124,10 +128,12 @@ class Coordinator:
         listed: list[Message] = [Advance(numbers, np.full(k, until), np.full(k, wanted))]
         if state.owed != NOTHING and not self.setting.has_peers:
             listed.append((MESSAGES.global_average if state.owed == THETA else GlobalAnchor)(numbers, np.tile(state.average, (k, 1))))
-        replies = await federation.exchange(*listed)
+        kinds: Mapping[int, type[ClusterSums]] = {THETA: MESSAGES.cluster_sums, ANCHOR: AnchorSums}
+        kind = None if self.setting.has_peers else kinds.get(wanted)
+        totals = await federation.total(*listed, of=[] if kind is None else [Sum(kind)])
         state = replace(state, at=until, owed=wanted, wants_anchor=False)
-        if wanted != NOTHING and not self.setting.has_peers:
-            sums = replies[MESSAGES.cluster_sums] if wanted == THETA else replies[AnchorSums]
+        if kind is not None:
+            sums = totals[kind]
             average = weighted_average(sums.weighted, sums.weight) if sums.weight.any() else np.zeros(self.d)  # no user moves to it
             state = replace(state, average=self.setting.precision.rounded(average))
         between, anchors = state.between_rounds + (wanted == THETA), state.anchor_rounds + (wanted == ANCHOR)
@@ -136,8 +142,11 @@ class Coordinator:
         figures |= self.counts.expected_rounds(state.rates, until)
         if until >= config.iterations:
             figures |= self.counts.drawn_rounds(state.rates, self.setting.seed)
+        if self.setting.is_exact:
+            figures[ROUNDING] = rounding_of(self.clusters, MESSAGES.models, self.setting.precision, totals.rounding)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
-            figures |= (await objective_of(federation, self.clusters, MESSAGES, has_peers=self.setting.has_peers))[0]
+            ends = {"has_peers": self.setting.has_peers, "is_exact": self.setting.is_exact}
+            figures |= (await objective_of(federation, self.clusters, MESSAGES, **ends))[0]
         return state, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, int]:
@@ -163,7 +172,7 @@ class Coordinator:
             figures["contraction"] = rates.contraction  # the theorem holds for no other parameters
         figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self.counts.expected_rounds(rates, n)
-        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers}
+        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers, "is_exact": self.setting.is_exact}
         return await private_outcome(federation, self.clusters, MESSAGES, figures, self.setting.stage, cure=f"{n} iterations", **ends)
 
 
@@ -172,7 +181,8 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     facts, clusters = setting.known_facts, clusters_of(config, setting.members, setting.robust)
     _check_coins(config, facts.n_rows, clusters.size)
     hosts, d = known_clusters.hosts_of(setting, clusters), facts.d
-    counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, setting.start is not None, config.collect_models)
+    is_warm = setting.start is not None
+    counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, is_warm, config.collect_models, setting.is_exact)
     return peers.counted(Coordinator(config, setting, clusters, d, counts).as_half(), setting.peers, clusters.size, d)
 
 
@@ -197,13 +207,13 @@ class ClusterHalf:
     """The aggregators' half, for one cluster or for several at once."""
 
     def __init__(self, config: Config, setting: ClusterSetting) -> None:
-        self._config, self._seed, self._names = config, setting.seed, setting.members.names
+        self._config, self._seed, self._names, self._is_exact = config, setting.seed, setting.members.names, setting.is_exact
         self._clusters = clusters_of(config, setting.members, setting.robust, some_only=True)
 
     def init(self) -> ClusterHalfState:
         """Before the first iteration."""
         c = self._clusters.size
-        return ClusterHalfState(np.zeros(c, dtype=np.int64), np.zeros((c, 0)), np.zeros(c, dtype=np.int64))
+        return ClusterHalfState(np.zeros(c, dtype=np.int64), np.zeros((c, 0)), np.zeros(c, dtype=np.int64), np.zeros((c, 0)))
 
     async def step(
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
@@ -219,8 +229,11 @@ class ClusterHalf:
                 raise RunError("the coordinator sent no parameters before the first iteration")
             p0, p = float(state.parameters.p0[0]), state.parameters.p
             schedule = schedule_by(self._seed, p0, p, self._clusters.numbers, self._config.coins)
-            return await Walk(self._clusters, schedule, state.parameters, state).to(go, inbox, federation)
-        return state, [await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds)]
+            walk = Walk(self._clusters, schedule, state.parameters, state, is_exact=self._is_exact)
+            return await walk.to(go, inbox, federation)
+        within, traced = state.within_rounds, state.traced
+        seen = await cluster_sums(federation, self._clusters, MESSAGES, inbox, within, traced, is_exact=self._is_exact)
+        return replace(state, traced=seen.traced), [seen.answer]
 
     async def _constants(self, federation: Federation) -> ClusterConstants:
         found = (await federation.exchange(AskRowConstants()))[RowConstants]

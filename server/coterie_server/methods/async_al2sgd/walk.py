@@ -26,8 +26,8 @@ from coterie.methods.async_al2sgd import (
     Parameters,
     Steps,
 )
-from coterie.wire.messages import Message, PerCluster
-from coterie_server.families.known_clusters import Clusters, centres_of
+from coterie.wire.messages import Message, PerCluster, select_clusters
+from coterie_server.families.known_clusters import Clusters, Wish, averaged
 from coterie_server.interface.half import Federation
 
 
@@ -38,6 +38,7 @@ class ClusterHalfState:
     at: Indices  # (c,) the next iteration
     average: Array  # (c, d) the newest average, of theta or of x
     within_rounds: Indices  # (c,) how often the cluster has averaged on its own
+    traced: Array  # (c, d) bar_j of the latest trace, with exact sums
     parameters: Parameters | None = None
 
 
@@ -47,8 +48,8 @@ class Walk:
     A leg of a cluster is (iteration to go to, wanted there): at most one averaging iteration, whose target is known, then local ones.
     """
 
-    def __init__(self, clusters: Clusters, schedule: Schedule, parameters: Parameters, state: ClusterHalfState) -> None:
-        self._clusters, self._schedule, self._p = clusters, schedule, parameters
+    def __init__(self, clusters: Clusters, schedule: Schedule, parameters: Parameters, state: ClusterHalfState, *, is_exact: bool) -> None:
+        self._clusters, self._schedule, self._p, self._before, self._is_exact = clusters, schedule, parameters, state, is_exact
         self._at, self._average, self._within_rounds = state.at.copy(), state.average.copy(), state.within_rounds.copy()
         self._targets: dict[int, Array] = {}  # by place: the vector that the next iteration subtracts
         self._answered = np.zeros(clusters.size, dtype=np.bool_)
@@ -57,7 +58,7 @@ class Walk:
         self, go: Advance, inbox: Mapping[type[Message], Message], federation: Federation
     ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
         """Walks in waves: in each, all clusters that are not done take a leg."""
-        extra: list[Message] = []
+        extra: list[PerCluster] = []
         if isinstance(anchor := inbox.get(GlobalAnchor), GlobalAnchor):
             extra.append(AnchorAverages(self._clusters.numbers, self._average, anchor.average))
         if isinstance(news := inbox.get(MESSAGES.global_average), MESSAGES.global_average):
@@ -67,9 +68,13 @@ class Walk:
             }
         while (pending := np.flatnonzero((self._at < go.until) | ((go.wanted != NOTHING) & ~self._answered))).size:
             legs = {place: self._leg(place, int(go.until[place]), int(go.wanted[place])) for place in pending.tolist()}
-            await self._wave(legs, go.until, extra, federation)
+            # A sum is over all users who are asked: those of clusters with other wishes are asked apart.
+            for wishes in ((NOTHING,), (THETA,), (ANCHOR,)) if self._is_exact else ((NOTHING, THETA, ANCHOR),):
+                if some := {place: leg for place, leg in legs.items() if leg[1] in wishes}:
+                    mine = [part for one in extra if (part := select_clusters(one, self._clusters.numbers[list(some)])) is not None]
+                    await self._wave(some, go.until, mine, federation)
             extra = []
-        state = ClusterHalfState(self._at, self._average, self._within_rounds, self._p)
+        state = ClusterHalfState(self._at, self._average, self._within_rounds, self._before.traced, self._p)
         wanted = int(go.wanted[0])
         if wanted == NOTHING:
             return state, []
@@ -92,19 +97,18 @@ class Walk:
             sent.append(MESSAGES.target(numbers[known], np.array([self._targets.pop(place) for place in known])))
         is_all = places.size == self._clusters.size
         to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
-        replies = await federation.exchange(*sent, to=to)
+        wishes: list[Wish] = [(places[wanted == THETA], MESSAGES.models, "theta"), (places[wanted == ANCHOR], Anchors, "x")]
+        found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact)
         self._at[places] = stops
-        if (asked := places[wanted == THETA]).size:
-            self._learn(asked, replies[MESSAGES.models].theta)
-        if (asked := places[wanted == ANCHOR]).size:
-            self._learn(asked, replies[Anchors].x)
+        for asked, averages in found:
+            self._learn(asked, averages)
         is_within = stops < until[places]
         self._targets |= {place: self._average[place] for place in places[is_within].tolist()}
         self._within_rounds[places[is_within]] += 1
         self._answered[places[~is_within]] = True
 
-    def _learn(self, asked: Indices, models: Array) -> None:
-        """Updates the averages of the clusters whose users have sent their models."""
+    def _learn(self, asked: Indices, averages: Array) -> None:
+        """Takes the averages of the clusters whose users have sent their models."""
         if not self._average.shape[1]:
-            self._average = np.zeros((self._clusters.size, models.shape[1]))
-        self._average[asked] = centres_of(self._clusters, asked, models)
+            self._average = np.zeros((self._clusters.size, averages.shape[1]))
+        self._average[asked] = averages

@@ -26,10 +26,19 @@ from coterie.wire.messages import Message, PerCluster
 from coterie_server.families import cluster_noise, coin_counts, known_clusters, peers
 from coterie_server.families.cluster_noise import ClusterNoise
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
-from coterie_server.families.known_clusters import Clusters, cluster_sums, clusters_of, objective_of, private_outcome, weighted_average
+from coterie_server.families.known_clusters import (
+    Clusters,
+    cluster_sums,
+    clusters_of,
+    objective_of,
+    private_outcome,
+    rounding_of,
+    weighted_average,
+)
 from coterie_server.families.peers import AmongPeers, Averaged
 from coterie_server.interface.half import (
     ENDED,
+    ROUNDING,
     ClusterMethod,
     ClusterSetting,
     Counts,
@@ -38,6 +47,7 @@ from coterie_server.interface.half import (
     ServerHalf,
     Setting,
     StageHalf,
+    Sum,
     half_of,
 )
 from coterie_server.interface.peers import Peers
@@ -90,8 +100,8 @@ class Coordinator:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """The coins, where they are recorded."""
-        return {"async_l2gd": {"coins": self.config.coins}}
+        """The coins, where they are recorded, and whether users' models are summed."""
+        return {"async_l2gd": {"coins": self.config.coins, "is_exact": self.setting.is_exact}}
 
     async def init(self, federation: Federation) -> State:
         """Sends everybody the parameters."""
@@ -110,17 +120,20 @@ class Coordinator:
             if state.is_new and not self.setting.has_peers
             else []
         )
-        replies = await federation.exchange(go, *news)
+        pairs = [Sum(MESSAGES.cluster_sums)] if wants_pair and not self.setting.has_peers else []
+        totals = await federation.total(go, *news, of=pairs)
         after = replace(state, at=until, is_new=False, is_stale=is_stale)
         if wants_pair:
             after = replace(after, is_new=True, is_stale=False, between_rounds=state.between_rounds + 1)
-            if not self.setting.has_peers:
-                sums = replies[MESSAGES.cluster_sums]
-                average = self.setting.precision.rounded(weighted_average(sums.weighted, sums.weight))
-                after = replace(after, average=average)
+        if pairs:
+            sums = totals[MESSAGES.cluster_sums]
+            after = replace(after, average=self.setting.precision.rounded(weighted_average(sums.weighted, sums.weight)))
         figures = {"iteration": float(until), "between_rounds": float(after.between_rounds)}
+        if self.setting.is_exact:
+            figures[ROUNDING] = rounding_of(self.clusters, MESSAGES.models, self.setting.precision, totals.rounding)
         if config.trace_every and until % config.trace_every == 0 and not wants_pair:
-            figures |= (await objective_of(federation, self.clusters, MESSAGES, has_peers=self.setting.has_peers))[0]
+            ends = {"has_peers": self.setting.has_peers, "is_exact": self.setting.is_exact}
+            figures |= (await objective_of(federation, self.clusters, MESSAGES, **ends))[0]
         return after, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, bool, bool]:
@@ -165,7 +178,8 @@ class Coordinator:
             figures |= {"delta": privacy.delta, "clip": privacy.clip, "noise_multiplier": self.multiplier(privacy)}
         figures |= {"between_rounds_expected": self._expected_between() * n, "within_rounds_expected": float(within.sum()) * n}
         cure = f"{n} iterations, or a smaller eta than {rates.eta:.3g}, to which the distance from the optimum in the limit is proportional"
-        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers, "tells_centre": privacy is None}
+        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers, "is_exact": self.setting.is_exact}
+        ends |= {"tells_centre": privacy is None}
         return await private_outcome(federation, self.clusters, MESSAGES, figures, self.setting.stage, cure=cure, **ends)
 
     def _expected_between(self) -> float:
@@ -185,7 +199,7 @@ class Coordinator:
         models = np.where(reusable, (1 - p0) * (1 - p) * averaging, averaging)
         then_used = np.where(self.reuse == REUSE_ALL, averaging, (1 - p0) * p)
         targets = np.where(reusable, (1 - p0) ** 2 * p * (1 - p) + self._expected_between() * (1 + then_used), averaging)
-        up, down = float((self.clusters.sizes * models).sum()) * n, float((self._hosts * targets).sum()) * n
+        up, down = float((self._senders * models).sum()) * n, float((self._hosts * targets).sum()) * n
         return {**_averages(self._expected_between() * n * self.clusters.size, up, down), **self._fixed_counts(figures)[0]}
 
     def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -195,7 +209,7 @@ class Coordinator:
         models, targets = 0.0, 0.0
         for j, reuse in enumerate(self.reuse.tolist()):
             _, spread = coin_counts.moves_over_coins(p0, float(p[j]), float(np.delete(p, j).prod()), reuse, n)
-            models, targets = models + self.clusters.sizes[j] * spread.up, targets + self._hosts[j] * spread.down
+            models, targets = models + self._senders[j] * spread.up, targets + self._hosts[j] * spread.down
         return _averages(between * self.clusters.size, float(models), float(targets))
 
     def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -207,7 +221,7 @@ class Coordinator:
         operations = [schedule.operations(number, 0, n) for number in self.clusters.numbers.tolist()]
         needs_bar = coin_counts.needed(operations, is_reusable=self.reuses_bar)
         moved = [coin_counts.moves(ops, needs_bar, each) for ops, each in zip(operations, self.reuse.tolist(), strict=True)]
-        models = sum(size * move.up for size, move in zip(self.clusters.sizes.tolist(), moved, strict=True))
+        models = sum(size * move.up for size, move in zip(self._senders.tolist(), moved, strict=True))
         targets = sum(hosts * move.down for hosts, move in zip(self._hosts.tolist(), moved, strict=True))
         return _averages(float(needs_bar.sum()) * self.clusters.size, models, targets)
 
@@ -225,8 +239,13 @@ class Coordinator:
         return known_clusters.hosts_of(self.setting, self.clusters)
 
     def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> tuple[Counts, Counts]:
-        collects, tells_centre = self.config.collect_models, self.setting.privacy is None
-        return known_clusters.fixed_counts(self.clusters, self.d, figures, self._hosts, collects=collects, tells_centre=tells_centre)
+        how = {"collects": self.config.collect_models, "is_exact": self.setting.is_exact, "tells_centre": self.setting.privacy is None}
+        return known_clusters.fixed_counts(self.clusters, self.d, figures, self._hosts, **how)
+
+    @property
+    def _senders(self) -> Indices:
+        """(k,) how many vectors come up from a cluster that averages: of its users, or sums of its hosts."""
+        return self._hosts if self.setting.is_exact else self.clusters.sizes
 
 
 def _averages(between: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
@@ -252,7 +271,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     reuses_bar = bool(may_reuse and clusters.is_even.all() and np.all(products == products[0]))
     reuse = np.where(np.logical_and(may_reuse, clusters.is_even), REUSE_ALL if reuses_bar else REUSE_WITHIN, NO_REUSE)
     half = Coordinator(config, setting, clusters, rates, facts.d, reuse, reuses_bar).as_half()
-    return peers.counted(half, setting.peers, clusters.size, facts.d)
+    return peers.counted(known_clusters.closed(half, setting, clusters), setting.peers, clusters.size, facts.d)
 
 
 def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
@@ -266,14 +285,14 @@ class ClusterHalf:
 
     def __init__(self, config: Config, setting: ClusterSetting) -> None:
         self._config = config
-        self._seed, self._precision, self._setting = setting.seed, setting.precision, setting
+        self._seed, self._setting = setting.seed, setting
         self._clusters = clusters_of(config, setting.members, setting.robust, some_only=True)
 
     def init(self) -> ClusterHalfState:
         """Before the first iteration."""
         c = self._clusters.size
         nothing, zeros = np.zeros((c, 0)), np.zeros(c, dtype=np.int64)
-        return ClusterHalfState(zeros, zeros, nothing, nothing, zeros)
+        return ClusterHalfState(zeros, zeros, nothing, nothing, zeros, nothing)
 
     async def step(
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
@@ -284,9 +303,11 @@ class ClusterHalf:
             return replace(state, parameters=parameters), []
         if isinstance(go := inbox.get(Advance), Advance):
             news = inbox.get(MESSAGES.global_average)
-            walk = Walk(self._config, self._clusters, self._seed, self._precision, state, self._noise(state))
+            walk = Walk(self._config, self._clusters, self._setting, state, self._noise(state))
             return await walk.to(go, news if isinstance(news, MESSAGES.global_average) else None, federation)
-        return state, [await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds)]
+        is_exact = self._setting.is_exact
+        seen = await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds, state.traced, is_exact=is_exact)
+        return replace(state, traced=seen.traced), [seen.answer]
 
     def _noise(self, state: ClusterHalfState) -> ClusterNoise | None:
         """That of the averages, with `privacy`: of all clusters, since runs with aggregators have none."""

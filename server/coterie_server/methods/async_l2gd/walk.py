@@ -18,11 +18,10 @@ from coterie.families.cluster_messages import GlobalAverage
 from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Advance, Centres, Config, Parameters, Steps
 from coterie.wire.messages import Message, PerCluster
-from coterie.wire.precision import Precision
 from coterie_server.families.cluster_noise import ClusterNoise
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
-from coterie_server.families.known_clusters import Clusters, centres_of
-from coterie_server.interface.half import Federation
+from coterie_server.families.known_clusters import Clusters, averaged
+from coterie_server.interface.half import ClusterSetting, Federation
 
 STALE, FRESH, SHARED = 0, 1, 2  # who knows bar_j: nobody; the aggregator; its users too
 
@@ -36,6 +35,7 @@ class ClusterHalfState:
     cluster_average: Array  # (c, d) bar_j
     global_average: Array  # (c, d) bar
     within_rounds: Indices  # (c,) how often the cluster has averaged on its own
+    traced: Array  # (c, d) bar_j of the latest trace, with exact sums
     parameters: Parameters | None = None
 
 
@@ -76,16 +76,15 @@ class Walk:
         self,
         config: Config,
         clusters: Clusters,
-        seed: int,
-        precision: Precision,
+        setting: ClusterSetting,
         state: ClusterHalfState,
         noise: ClusterNoise | None = None,  # of the averages
     ) -> None:
         if state.parameters is None:
             raise RunError("the coordinator sent no parameters before the first iteration")
-        self._config, self._clusters, self._precision, self._p = config, clusters, precision, state.parameters
-        self._noise = noise
-        self._schedule = schedule_by(seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
+        self._config, self._clusters, self._p, self._before = config, clusters, state.parameters, state
+        self._precision, self._is_exact, self._noise = setting.precision, setting.is_exact, noise
+        self._schedule = schedule_by(setting.seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
         self._at, self._known, self._within_rounds = state.at.copy(), state.known.copy(), state.within_rounds.copy()
         self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
         self._has_news = np.zeros(clusters.size, dtype=np.bool_)  # whether bar is new, and has yet to be sent to the users
@@ -98,8 +97,13 @@ class Walk:
         wants_pair = go.wants_pair > 0
         while (pending := np.flatnonzero((self._at < go.until) | (wants_pair & (self._known == STALE)))).size:
             legs = {place: self._leg(place, int(go.until[place]), bool(wants_pair[place])) for place in pending.tolist()}
-            await self._wave(legs, federation)
-        state = ClusterHalfState(self._at, self._known, self._cluster_average, self._global_average, self._within_rounds, self._p)
+            if self._is_exact:  # a sum is over all users who are asked
+                for wants_models in (True, False):
+                    await self._wave({place: leg for place, leg in legs.items() if leg.wants_models == wants_models}, federation)
+            else:
+                await self._wave(legs, federation)
+        known = self._at, self._known, self._cluster_average, self._global_average, self._within_rounds
+        state = ClusterHalfState(*known, self._before.traced, self._p)
         if not wants_pair.any():
             return state, []
         weight = self._clusters.alpha * self._clusters.gamma_sums
@@ -128,24 +132,24 @@ class Walk:
         return _Leg(stops_at, needs, first, centres, known, is_within=needs and bool(ops[done] == CLUSTER))
 
     async def _wave(self, legs: Mapping[int, _Leg], federation: Federation) -> None:
+        if not legs:
+            return
         numbers, places = self._clusters.numbers, np.array(list(legs), dtype=np.int64)
         until = np.array([leg.until for leg in legs.values()], dtype=np.int64)
         wants = np.array([leg.wants_models for leg in legs.values()], dtype=np.int64)
         sent: list[Message] = [Steps(numbers[places], until, wants), *self._targets(legs)]
         is_all = places.size == self._clusters.size
         to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
-        replies = await federation.exchange(*sent, to=to)
+        wishes = [(places[wants > 0], MESSAGES.models, "theta")]
+        found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact, wants_models=self._noise is not None)
         for place, leg in legs.items():
             self._arrive(place, leg)
-        if (asked := places[wants > 0]).size:
-            models = replies[MESSAGES.models].theta
+        for asked, averages in found:
             if not self._cluster_average.shape[1]:
-                self._cluster_average = np.zeros((self._clusters.size, models.shape[1]))
-            if self._noise is None:
-                found = centres_of(self._clusters, asked, models)
-            else:
-                found = self._noise.averages(self._clusters, asked, models, self._cluster_average[asked], self._at[asked])
-            self._cluster_average[asked] = self._precision.rounded(found)
+                self._cluster_average = np.zeros((self._clusters.size, averages.shape[1]))
+            if self._noise is not None:  # `averages` are the users' models
+                averages = self._noise.averages(self._clusters, asked, averages, self._cluster_average[asked], self._at[asked])  # noqa: PLW2901
+            self._cluster_average[asked] = self._precision.rounded(averages)
             self._known[asked] = FRESH
 
     def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
