@@ -156,8 +156,8 @@ def test_among_peers_sums_are_refused_since_aggregators_see_each_others() -> Non
 def test_a_host_does_not_send_a_users_model_where_sums_are_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = known_clusters.averaged
 
-    async def curious(*args: Any, is_exact: bool) -> Any:
-        return await real(*args, is_exact=False)
+    async def curious(*args: Any, **how: Any) -> Any:
+        return await real(*args, **{**how, "is_exact": False})
 
     for walk in ("async_l2gd", "async_al2sgd"):
         monkeypatch.setattr(f"coterie_server.methods.{walk}.walk.averaged", curious)
