@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.consenting import accepting
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 # Enough rounds to be disturbed: there is no residual that ends it earlier.
 LONG = """
 name: long
