@@ -131,7 +131,8 @@ def aggregators(trial: Trial) -> str:
     results = trial.launched(folder, len(clusters), {"topology": "clusters", "hosts_per_cluster": below})
     trial.compare_results(results, f"with {len(clusters)} aggregators")
     _check_tiers(trial, folder, {BETWEEN, WITHIN})
-    if all(server_half(stage.method).peers is not None for stage in stages_of(trial.experiment)):
+    # Exact sums are refused among peers, who would see each other's.
+    if not trial.experiment.exact_sums and all(server_half(stage.method).peers is not None for stage in stages_of(trial.experiment)):
         for shape, ring_above in (("", len(clusters)), (" around a ring", 1)):
             folder = trial.run_folder(f"peers{shape}")
             rules = {"topology": "peers", "hosts_per_cluster": below, "ring_above": ring_above}
