@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import consent_hash
 from coterie.experiment.reveals import steps_of
+from coterie.families.evaluation import FinalModels, Scores
 from coterie.families.partial import AskScores, Delivery, Shared, TrainingLoss, Updated
 from coterie.families.shares import form_of, n_noised, shares_of
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
 from coterie.wire.messages import AskTotal
+from coterie_client.families import evaluation
 from coterie_client.families.partial import CLIENT
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.noised_sums import noised
@@ -263,6 +266,27 @@ def test_a_second_sum_in_an_exchange_is_refused(archive: Path) -> None:
     answers = [Updated(np.zeros((1, 4)), np.zeros((1, 0), np.int64), users=np.arange(1)), TrainingLoss(np.ones(1), users=np.arange(1))]
     with pytest.raises(ProtocolError, match="asks for 2 sums in one exchange, but the noise is enough for one"):
         with_totals(answers, asks, host.local, frozenset(), lambda *_: pytest.fail("no sum leaves"))
+
+
+def test_sums_in_which_a_user_counts_twice_are_refused(archive: Path) -> None:
+    """One that counts a thousand times would stand out from noise that is made for one clip."""
+    host = build_host("h", experiment_of(archive), "run", ["u0"])
+    host.indices, host.n_members = np.arange(1), 1
+    shares = shares_of(host.experiment)
+    assert shares is not None
+    twice = np.zeros(2, dtype=np.int64)
+    answers = [Updated(np.zeros((2, 4)), np.zeros((2, 0), np.int64), users=twice)]
+    with pytest.raises(ProtocolError, match=r"^the parent asks for sums of partial.Updated in which a user counts more than once"):
+        with_totals(answers, [replace(asked(2, shares), users=twice)], host.local, frozenset(), lambda *_: pytest.fail("no sum leaves"))
+
+
+def test_training_rows_are_not_judged_on_a_host_that_noises_its_sums(archive: Path) -> None:
+    """Nothing of an honest run asks for it, and the host accepts the step: exact losses at any model would say more than epsilon."""
+    host = build_host("h", experiment_of(archive), "run", ["u0"])
+    host.indices, host.n_members = np.arange(1), 1
+    _, (scores,) = evaluation.step(None, Inbox("stage", 1, {FinalModels: FinalModels(np.ones((1, 4)))}), host.local)
+    assert isinstance(scores, Scores)
+    assert np.isinf(scores.objective).all()
 
 
 def test_a_host_refuses_scores_of_models_without_noise_and_rounds_beyond_those_accepted(archive: Path) -> None:

@@ -12,7 +12,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 def step(state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Message]]:
     x = inbox[FinalModels].x
-    losses = local.problem.value(x) if local.row_privacy is None else np.full(local.n_own, np.inf)
+    losses = local.problem.value(x) if local.noised_rounds is None else np.full(local.n_own, np.inf)
     return state, [Scores(losses, *judged(x, local))]
 
 

@@ -27,7 +27,8 @@ def with_totals(
 
     `noised` adds up where hosts add noise to their sums: there is one in an exchange, since its noise counts once.
 
-    ProtocolError where sums are not those of the users who have answered, and where a kind of the steps `summed` is not asked for in sums.
+    ProtocolError where sums are not those of the users who have answered, each once, and where a kind of the steps `summed` is not asked
+    for in sums.
     RunError for a number out of the range of its sum.
     """
     kinds = {ask.of for ask in asks}
@@ -51,6 +52,8 @@ def _total(ask: AskTotal, found: Sequence[Rows], local: Local, noised: Noised | 
     owners = [everyone if message.users is None else message.users for message in found]
     if not found or not np.array_equal(np.sort(np.concatenate(owners)), asked):
         raise ProtocolError(f"the parent asks for sums of {cls.kind} over other users than those who answer")
+    if np.unique(asked).size < asked.size:
+        raise ProtocolError(f"the parent asks for sums of {cls.kind} in which a user counts more than once")
     if noised is not None:
         return noised(ask, found)
     if ask.form.shape[0] != len(cls.specs) or ask.weight.shape[1] > 1 or ask.group.shape[1] > 1 or (ask.weight < 0).any():
