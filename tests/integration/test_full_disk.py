@@ -241,7 +241,7 @@ def check_goes_on(struck: Processes, disk: Path, tmp_path: Path, content: dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_full_run_folder_ends_the_run_and_with_room_again_it_goes_on(tmp_path: Path, disk: Path) -> None:
     with processes(tmp_path, PDMM, hosts=FEW_SHARES, places={SERVER: disk}) as struck:
         struck.wait_for_round(100)
@@ -256,7 +256,7 @@ def test_a_full_run_folder_ends_the_run_and_with_room_again_it_goes_on(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("who", "content", "how"), [("b", PDMM, {"hosts": FEW_SHARES}), ("c1", TWO_TIERS, {"clusters": CLUSTERS})])
 def test_a_full_state_folder_of_a_member_ends_the_run_and_with_room_again_it_goes_on(
     who: str, content: dict[str, Any], how: dict[str, Any], tmp_path: Path, disk: Path
@@ -275,7 +275,7 @@ def test_a_full_state_folder_of_a_member_ends_the_run_and_with_room_again_it_goe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_launched_run_on_a_disk_that_is_full_at_some_round_goes_on_when_it_has_room(seed: int, tmp_path: Path, disk: Path) -> None:
     """Coordinator, hosts, and what they print, all on the same disk."""
