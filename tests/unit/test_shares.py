@@ -118,6 +118,12 @@ def test_the_noise_of_the_fewest_hosts_is_what_is_claimed() -> None:
     assert 1 << 20 <= shares.deviation <= MAX_DEVIATION
 
 
+def test_the_deviation_of_a_share_just_below_a_power_of_two_is_one_that_noise_can_have() -> None:
+    shares = Shares(math.nextafter(1.0, 0.0), math.sqrt(2), 2)
+    assert shares.deviation <= MAX_DEVIATION
+    assert shares.multiplier(10) >= shares.wanted
+
+
 def test_hosts_that_help_take_their_shares_of_the_noise_away() -> None:
     shares, size = Shares(0.5, 3.0, 4), 20_000
     left = sum(shares.noise(numbers(str(host)), size) for host in range(6 - 3))  # of six in the total, three help

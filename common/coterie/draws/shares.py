@@ -85,12 +85,12 @@ class Shares:
 
     @property
     def _share(self) -> float:
-        return self.wanted * self.clip / math.sqrt(self.n_hosts)
+        return self.wanted * self.clip / math.sqrt(self.n_hosts) * (1 + 8 * _UNIT)
 
     @cached_property
     def deviation(self) -> int:
         """s, a whole number that is no less than the wanted multiplier asks for."""
-        return math.ceil(math.ldexp(self._share, self.bits) * (1 + 8 * _UNIT))
+        return math.ceil(math.ldexp(self._share, self.bits))
 
     def multiplier(self, size: int) -> float:
         """z of equation (5), for vectors of `size` numbers. It is no less than `wanted`."""
