@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,6 +251,18 @@ def test_what_is_announced_must_fit_the_shape() -> None:
     frame.parts[0].tensors[1].shape[0] = 10**9
     with pytest.raises(ProtocolError, match="announces 1000000000"):
         up.check_announced(frame)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if "quantize" in rule])
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+def test_scales_that_are_no_numbers_give_numbers_that_a_parent_refuses(name: str, scale: float) -> None:
+    up = up_link({**RULES[name], "against": "nothing"})
+    packed, aside = up.packed([updated()], place())
+    field = next(field for field, _ in aside.specs)
+    listed = np.array(getattr(aside, field))
+    listed[:4] = np.full(1, scale, "<f4").view(np.uint8)
+    [found] = up.unpacked([packed, replace(aside, **{field: listed})], place())
+    assert not np.isfinite(found.weights[0]).all()  # type: ignore[attr-defined]
 
 
 def test_scales_without_numbers_are_refused() -> None:

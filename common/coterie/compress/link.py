@@ -281,8 +281,8 @@ class Link:
             if self.looks_at_tasks and (before := self._before(shaped, name, spec, shape, place)) is None:
                 raise ProtocolError(f"{cls.kind}.{name} came as a difference, but its task brought nothing to differ from")
             draws = self._draws(message, name, spec, shape, place)
-            found = self._packing(spec).unpack(getattr(message, f"{name}_values"), beside, *_rows(shape), draws).reshape(shape)
-            with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses infinite numbers
+            with np.errstate(over="ignore", invalid="ignore"):  # of infinite scales too; the parent refuses infinite numbers
+                found = self._packing(spec).unpack(getattr(message, f"{name}_values"), beside, *_rows(shape), draws).reshape(shape)
                 if self.looks_at_tasks:
                     found = before + found
                 whole[name] = found.astype(self.precision.model if spec.is_weights else FLOAT64)

@@ -7,10 +7,11 @@ is in URIs of the certificate's subject alternative name, which gRPC passes to a
     urn:coterie:cluster:NAME  the only cluster whose users it may speak for
     urn:coterie:users:LIST    the users it may speak for: names and ranges of names, u0..u19,u31
 
-with all names percent-encoded.
+with all names percent-encoded. The certificate of an aggregator has its `peer_name` as a DNS name, too.
 """
 
 import contextlib
+import hashlib
 import ssl
 import time
 from collections.abc import Iterable, Iterator
@@ -77,6 +78,11 @@ class Identity:
 def shortened(users: tuple[str, ...]) -> str:
     """The first users in a certificate, for messages."""
     return ", ".join(users[:5]) + (", ..." if len(users) > 5 else "")
+
+
+def peer_name(aggregator: str) -> str:
+    """The DNS name in an aggregator's certificate that others compare, wherever they dial: gRPC shows them no URIs."""
+    return f"{hashlib.sha256(aggregator.encode()).hexdigest()[:32]}.aggregator.coterie.invalid"
 
 
 def identity_of(uris: Iterable[str]) -> Identity | None:
@@ -221,6 +227,13 @@ class Tls:
         """Who the own certificate says this member is; None if it says nothing. ConfigError as for `check`."""
         shown: Any = (self._verified(is_server=is_server).getpeercert() or {}).get("subjectAltName", ())
         return identity_of(value for kind, value in shown if kind == "URI")
+
+    def check_peer_name(self, aggregator: str) -> None:
+        """ConfigError when others would not know this aggregator by the own certificate."""
+        shown: Any = (self._verified(is_server=True).getpeercert() or {}).get("subjectAltName", ())
+        if ("DNS", wanted := peer_name(aggregator)) not in shown:
+            again = f"issue another one with `coterie certs issue`, or with the DNS name {wanted}"
+            raise ConfigError(f"other aggregators would not know {aggregator!r} by {self.folder / CERTIFICATE}: {again}")
 
     def check(self, *, is_server: bool) -> None:
         """Verifies the own certificate. ConfigError when it or its authority has expired, or it is of another authority or purpose."""

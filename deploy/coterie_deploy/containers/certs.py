@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.errors import ConfigError, RunError
-from coterie.session.tls import CA, CERTIFICATE, KEY, MEMBERS, MONITOR, ROLES, Identity, check_users, identity_of
+from coterie.session.tls import CA, CERTIFICATE, KEY, MEMBERS, MONITOR, ROLES, Identity, check_users, identity_of, peer_name
 from coterie.text.names import check_name
 
 CA_KEY = "ca.key"
@@ -77,6 +77,7 @@ def issue(folder: Path, asked: Asked) -> Path:
     # A coordinator dials too, for its own health check. Its role says what it may not do.
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if asked.role in _LISTENING else [])
     names = [_address(text) for text in dict.fromkeys((*asked.addresses, *_LOCAL))] if asked.role in _LISTENING else []
+    names += [x509.DNSName(peer_name(asked.name))] if asked.role == "aggregator" else []
     extensions: list[tuple[x509.ExtensionType, bool]] = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage("digital_signature"), True),

@@ -171,6 +171,8 @@ async def _started(
     who, expects = f"aggregator {name!r} of run {run_id}", f"{counted(hosts, 'host')} of cluster {role.cluster!r}"
     at = Listening("aggregator", name, who, expects, folder, role.listen, tls, role.insecure, role.metrics, role.state, role.announce)
     peering = None
+    if experiment.federation.has_peers and tls is not None:
+        tls.check_peer_name(name)
     if experiment.federation.has_peers:  # rows that were booked are never taken back, so they have a file of their own
         between = RunDatabase(folder / "peers.db", scope=PEERS)
         stack.callback(between.close)

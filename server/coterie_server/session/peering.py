@@ -230,8 +230,11 @@ class Peering:
         return encoded
 
     def said_durable(self, place: int, seq: int) -> None:
-        """A peer says that every snapshot of it contains the exchanges up to this one. Forgets what nobody can fetch any more."""
-        self._durable[place] = max(self._durable[place], seq)
+        """A peer says that every snapshot of it contains the exchanges up to this one. Forgets what nobody can fetch any more.
+
+        It cannot have one of an exchange that needs the message of the task under way, whatever it says.
+        """
+        self._durable[place] = max(self._durable[place], min(seq, max(0, self._task.seq - 1)))
         least = min(self._durable[other] for other in self._linked)
         if least > self._forgotten:
             self._forgotten = least

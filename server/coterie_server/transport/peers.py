@@ -14,10 +14,11 @@ from coterie.errors import ProtocolError, RunError
 from coterie.findings import Finding
 from coterie.session.dial import OPTIONS, to_the_end
 from coterie.session.probe import unreachable
-from coterie.session.tls import Tls
+from coterie.session.tls import Tls, peer_name
 from coterie.v1 import session_pb2
 from coterie.wire.assembler import Assembler
 from coterie.wire.codec import PROTOCOL_VERSION, Received, check_announced
+from coterie_server.session.journal import Sparse
 from coterie_server.session.peering import Peering
 from coterie_server.session.refusal import MAX_REASON_CHARS, short_name, shortened
 from coterie_server.transport.grpc_link import Context
@@ -43,7 +44,7 @@ class PeerDoor:
 
     def __init__(self, peering: Peering, *, wants_identity: bool) -> None:
         self._peering, self._wants_identity = peering, wants_identity
-        self._unknown = UnknownPeers(_MOST_UNKNOWN)
+        self._unknown, self._sparse = UnknownPeers(_MOST_UNKNOWN), Sparse()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The rpc. Its question is read here, so that it has a deadline; for who asks, it is one question with a stream of answers."""
@@ -55,7 +56,8 @@ class PeerDoor:
         except TimeoutError:
             await ended(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"its answer was not taken within {self._peering.rules.silence_s:g} s")
         except _RefusedError as error:
-            self._peering.note("refused", f"a peer at {context.peer()} is turned away: {error.reason}")
+            if times := self._sparse.due("refused", ""):
+                self._peering.note("refused", f"a peer at {context.peer()} is turned away: {error.reason}", times=times)
             await ended(context, error.code, error.reason[:MAX_REASON_CHARS])
 
     async def _answer(self, context: Context) -> None:
@@ -94,6 +96,9 @@ class PeerDoor:
             raise _RefusedError(grpc.StatusCode.FAILED_PRECONDITION, text)
         if asked.run_id != self._peering.run_id:
             raise _RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"it is of another run, wanted run {self._peering.run_id}")
+        if asked.durable_seq >= asked.seq:
+            text = f"it asks for exchange {asked.seq}, which its snapshots up to {asked.durable_seq} contain"
+            raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, text)
         return asked
 
     def _place_of(self, asked: session_pb2.FetchRequest, context: Context) -> int | None:
@@ -198,7 +203,8 @@ class PeerDialler:
             channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:
             self._tls = await asyncio.to_thread(self._tls.renewed, is_server=False)
-            channel = grpc.aio.secure_channel(address, self._tls.channel_credentials(), options=OPTIONS)
+            whose = ("grpc.ssl_target_name_override", peer_name(self._peering.peer(place).name))  # whoever is at the address
+            channel = grpc.aio.secure_channel(address, self._tls.channel_credentials(), options=(*OPTIONS, whose))
         self._channels[place] = (address, channel)
         return channel
 
