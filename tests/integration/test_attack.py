@@ -24,6 +24,7 @@ from coterie_deploy.read.shipped import load
 from coterie_deploy.studies.attack import Asked, Attacking, How, attack_here, choose
 from coterie_deploy.studies.attack.lies import KINDS, Lies
 from coterie_deploy.studies.attack.plan import Cell
+from coterie_deploy.studies.attack.result import Attacked, chart_of
 from coterie_deploy.studies.check.federations import network
 from coterie_server.record.rundb import open_run
 
@@ -151,9 +152,24 @@ def test_rules_that_do_not_fit_a_method_are_left_out() -> None:
         ({"kinds": "lie"}, "--kind has 'lie'"),
         ({"rules": "mode"}, "--rule has 'mode'"),
         ({"of": 11}, "want at most the 10 users"),
+        ({"overrides": ("exact_sums=true",)}, "these hosts send sums"),
     ],
 )
 def test_what_cannot_be_a_drill_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as found:
         choose(asked(tmp_path / "drill", **options))
     assert why in str(found.value)
+
+
+def test_the_picture_tells_rules_apart_by_colour_and_shape_in_one_legend() -> None:
+    """Names beside points covered each other, where rules came to the same."""
+    content = as_written(load("digits"))
+    attacking = Attacking(content, ["fedavg"], ["mean", "median"], ["gauss"], [0], 10, 2)
+    values = {cell: [0.5] for cell in attacking.cells()}
+    chart = chart_of(Attacked("accuracy", True, values, {}, {}), attacking)
+    encoding = chart.spec["encoding"]
+    assert encoding["color"] == encoding["shape"], "two legends"
+    assert encoding["color"]["scale"]["domain"] == ["mean", "median"], "one method needs no name"
+    both = replace(attacking, methods=["fedavg", "ditto"])
+    named = chart_of(Attacked("accuracy", True, {cell: [0.5] for cell in both.cells()}, {}, {}), both).spec["encoding"]["color"]
+    assert named["scale"]["domain"] == ["fedavg, mean", "fedavg, median", "ditto, mean", "ditto, median"]

@@ -40,9 +40,8 @@ class Users:
 
     async def exchange(self, message: GroupModel | AskConjugates, to: Indices | None = None) -> Replies:
         if isinstance(message, AskConjugates):
-            (answer,) = consensus.step(
-                consensus.State(None, True), Inbox("x", 0, {AskConjugates: message}), SimpleNamespace(problem=self.problem)
-            )[1]  # type: ignore[arg-type]
+            local: Any = SimpleNamespace(problem=self.problem, row_privacy=None)
+            (answer,) = consensus.step(consensus.State(None, True), Inbox("x", 0, {AskConjugates: message}), local)[1]
             return Replies({type(answer): answer}, None)
         self.asked.append(np.arange(self.n) if to is None else to)
         at, users, (first, second) = message.x, message.users, np.triu_indices(self.d)

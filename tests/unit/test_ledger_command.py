@@ -14,12 +14,16 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import yaml
+from rich.console import Console
 
 from coterie.record.ledger import DOWN, SESSION, UP, Row
 from coterie.wire.codec import ENVELOPE
 from coterie_deploy.cli import app as cli
+from coterie_deploy.read.ledger_page import savings_table
+from coterie_deploy.terminal.tables import is_narrow, is_tiny
 from coterie_deploy.view import ledger_tables
 from coterie_server.interface.half import Members
+from coterie_server.record.compressed import Saving
 from coterie_server.record.query import KEYS, MEASURES, ROW_COLUMNS
 from coterie_server.record.rundb import RunDatabase
 from tests.small_runs import EXPERIMENT
@@ -316,6 +320,18 @@ def test_the_session_is_a_stage_that_can_be_named(folder: Path, say: Say) -> Non
     assert "session (hello, heartbeats, books)" in text
     assert "stage stage-0" not in text
     assert " 500 B" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_what_compression_saved_fits_the_terminal_with_whole_headings(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    saved = [Saving("evaluation", "down", "direct", 249_000, 264, 1_990_000, 249_000)]
+    console.print(savings_table(saved, narrow=is_narrow(console), tiny=is_tiny(console)))
+    _, headings, row = out.getvalue().splitlines()
+    assert headings.split()[-1] == "fewer"
+    assert row.rstrip().endswith("8.0 times")
+    assert ("would have been" in headings) == (width > 40)
 
 
 def test_large_books_are_not_compared_on_the_page(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

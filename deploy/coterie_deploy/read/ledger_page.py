@@ -68,8 +68,9 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         print(f"one of them: coterie ledger {folder} --stage {name(numbers[0])}", file=console.file)
         console.print()
     if saved:
-        console.print(savings_table(saved, narrow=narrow))
+        console.print(savings_table(saved, narrow=narrow, tiny=tiny))
         say(console, SAVED_NOTES, style="dim")
+        say_left_out(console, ["closed form", "to read them", *(["would have been"] if tiny else [])] if narrow else [])
         console.print()
     if repeated := [row for row in repeats if only is None or row.stage == only]:
         show("apart: sent again, late or repeated", summary.by_step(repeated))
@@ -111,15 +112,15 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bo
     return table_of(title, columns, n_text=3 if with_scope else 2, last=1, gap=1 if narrow else 2)
 
 
-def savings_table(saved: Sequence[Saving], *, narrow: bool) -> Table:
-    """One line for each step and direction that was compressed."""
+def savings_table(saved: Sequence[Saving], *, narrow: bool, tiny: bool = False) -> Table:
+    """One line for each step and direction that was compressed; `tiny`: how many bytes, and how many times fewer."""
     columns = {
         "step": [one.step for one in saved],
         "way": [one.direction for one in saved],
         "numbers": [size(one.values) for one in saved],
         "closed form": None if narrow else ["-" if one.expected is None else size(one.expected) for one in saved],
-        "to read them": [size(one.aside) for one in saved],
-        "would have been": [size(one.plain) for one in saved],
+        "to read them": None if narrow else [size(one.aside) for one in saved],
+        "would have been": None if tiny else [size(one.plain) for one in saved],
         "fewer": [f"{one.ratio:.1f} times" for one in saved],
     }
     return table_of("compressed, in all stages", columns, n_text=2, gap=1 if narrow else 2)

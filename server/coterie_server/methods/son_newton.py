@@ -238,11 +238,12 @@ class SonNewton:
             raise RunError("son_newton has no models after 0 rounds")
         carry = Carry(self.graph, self.lam, state.z, state.answers)
         new = None if self.config.graph == "complete" or self.warm is not None else self.graph  # a path has one graph
-        figures, warnings = self._figures(state), tuple[str, ...]()
+        figures, notes, warnings = self._figures(state), ties.notes_on(new), tuple[str, ...]()
         if self.config.certificate:
             found, warnings = await self._certified(state, state.answers, federation)
             figures |= found
-        notes, tied = ties.notes_on(new), ties.outcome_of(new)
+            notes += tuple(f"certified: the objective is above its minimum by at most {gap:.1e} of itself" for gap in found.values())
+        tied = ties.outcome_of(new)
         return Outcome(state.answers.x, state.answers.labels, figures, carry=carry, notes=notes, ties=tied, warnings=warnings)
 
     async def _certified(self, state: State, answers: Answers, federation: Federation) -> tuple[dict[str, float], tuple[str, ...]]:

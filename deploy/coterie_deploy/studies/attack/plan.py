@@ -136,7 +136,12 @@ def choose(asked: Asked) -> tuple[Attacking, Path]:
     """The drill and its folder. ConfigError for what is wrong with either."""
     if (own := SERIES.folder_named(asked.experiment, resume=asked.resume)) is not None:
         return SERIES.read(own), own
-    content = as_written(load_experiment(asked.experiment, asked.overrides))
+    experiment = load_experiment(asked.experiment, asked.overrides)
+    if experiment.exact_sums:  # the lies would not be told, and the drill would say that they do no harm
+        raise ConfigError(
+            "exact_sums is true, but a drill changes answers of single users, and these hosts send sums: want false and open sums"
+        )
+    content = as_written(experiment)
     folder = asked.output or RUNS / f"{content['name']}-attack"
     if (started := SERIES.started(folder, resume=asked.resume)) is not None:
         return started, folder

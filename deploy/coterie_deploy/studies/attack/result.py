@@ -101,30 +101,39 @@ def write_files(attacked: Attacked, attacking: Attacking, folder: Path) -> list[
     write_text(folder / CSV, csv_text(["method", "rule", "kind", "seed", attacked.quality.replace(" ", "_")], rows))
     if importlib.util.find_spec("vl_convert") is None:
         return [folder / CSV]
-    chart = _chart(attacked, attacking)
+    chart = chart_of(attacked, attacking)
     return [folder / CSV, *write_figures([(chart.key, chart)], folder, FIGURES)]
 
 
-def _chart(attacked: Attacked, attacking: Attacking) -> Chart:
-    """A labelled line of points for each method and rule, over the kinds of lies."""
-    columns = ("row", "kind", attacked.quality, "label")
+def chart_of(attacked: Attacked, attacking: Attacking) -> Chart:
+    """A point for each method, rule and kind of lies, side by side within a kind."""
+    columns = ("row", "kind", attacked.quality)
     rows: list[tuple[Any, ...]] = []
-    kinds = [NOBODY, *attacking.kinds]
     for cell, listed in attacked.values.items():
-        value = float(np.mean(listed))
-        row = cell.method if len(attacking.rules_of(cell.method)) == 1 else f"{cell.method}, {cell.rule}"
-        rows.append((row, cell.kind, value, row if cell.kind == kinds[-1] else ""))
-    x = {"field": "kind", "type": "nominal", "sort": kinds, "title": "how hosts lie", "axis": {"labelAngle": -30}}
-    y = number(attacked.quality, f"{attacked.quality} of honest users", scale={"zero": False})
-    colour = {"field": "row", "type": "nominal", "sort": [*dict.fromkeys(row[0] for row in rows)], "title": None}
-    tooltip = told("row", "kind", formats={attacked.quality: ".3f"})
-    place = {"x": x, "y": y, "color": colour}
-    layers = [
-        {"mark": {"type": "line", "strokeWidth": 1}, "encoding": place},
-        {"mark": {"type": "point", "filled": True, "size": 40}, "encoding": {**place, "tooltip": tooltip}},
-        {"mark": {"type": "text", "align": "left", "dx": 6, "fontSize": 9}, "encoding": {**place, "text": {"field": "label"}}},
-    ]
-    spec = spec_of({"layer": layers, "height": 300.0}, columns, rows)
+        name, is_alone = cell.method, len(attacking.rules_of(cell.method)) == 1
+        row = name if is_alone else cell.rule if len(attacking.methods) == 1 else f"{name}, {cell.rule}"
+        rows.append((row, cell.kind, float(np.mean(listed))))
+    names = [*dict.fromkeys(row[0] for row in rows)]
+    kinds = [NOBODY, *attacking.kinds]
+    of_row = {"field": "row", "type": "nominal", "scale": {"domain": names}, "title": None}
+    encoding = {
+        "x": {
+            "field": "kind",
+            "type": "nominal",
+            "sort": kinds,
+            "title": "how hosts lie",
+            "axis": {"labelAngle": -30},
+            "scale": {"paddingInner": 0.4},
+        },
+        "xOffset": {"field": "row", "type": "nominal", "sort": names},
+        "y": number(attacked.quality, f"{attacked.quality} of honest users", scale={"zero": False}),
+        "color": of_row,
+        "shape": of_row,
+        "tooltip": told("row", "kind", formats={attacked.quality: ".3f"}),
+    }
+    spec = spec_of(
+        {"mark": {"type": "point", "filled": True, "size": 50, "opacity": 1}, "encoding": encoding, "height": 300.0}, columns, rows
+    )
     how = f"{attacking.liars} of {attacking.hosts} hosts lie"
     note = f"Mean over honest users and seeds; {how}. Where a point is missing, a run could not go on."
     return Chart("attack", f"{attacked.quality[:1].upper()}{attacked.quality[1:]} where hosts lie", note, spec, columns, rows)
