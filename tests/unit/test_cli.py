@@ -714,3 +714,16 @@ def test_the_environment_says_how_a_mistake_ends_for_supervisors_that_go_by_zero
     assert cli._for_supervisors(cli._run_to_the_last_line(["run", "no-such-experiment"])) == code
     assert capsys.readouterr().err.startswith("error: there is no experiment 'no-such-experiment'")
     assert cli._for_supervisors(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hosts", "0.2"), "--hosts is '0.2', want a whole number (see coterie attack --help)"),
+        (("--hosts", "0"), "--hosts is '0', want at least 1 (see coterie attack --help)"),
+        (("--strength", "x"), "--strength is 'x', want a number (see coterie attack --help)"),
+        (("--strength", "-1"), "--strength is '-1', want at least 0 (see coterie attack --help)"),
+    ],
+)
+def test_a_value_that_the_parser_refuses_is_said(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, 2, "attack", "digits", *arguments) == f"error: {said}"

@@ -358,11 +358,12 @@ def _sentence(item: ErrorDetails, name: str | None) -> str:
     if kind.startswith("union_tag"):
         keys.append("name" if keys[:1] == ["model"] else "source")
     place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)
-    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item, name)}", _MAX_MISTAKE)
+    return shortened(f"{place or 'the experiment'}: {complaint(item, name)}", _MAX_MISTAKE)
 
 
-def _complaint(kind: str, item: ErrorDetails, name: str | None) -> str:
-    context = item.get("ctx", {})
+def complaint(item: ErrorDetails, name: str | None = None) -> str:
+    """What is wrong with a value, in our words instead of pydantic's: "is 3, want less than 1". `name` is the method, for its keys."""
+    kind, context = item["type"], item.get("ctx", {})
     match kind:
         case "value_error":
             return item["msg"].removeprefix("Value error, ")

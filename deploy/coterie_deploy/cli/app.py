@@ -107,9 +107,16 @@ def _notes_said() -> Iterator[None]:
 
 def _refusal(error: Any) -> str:
     """The sentence of the parser, with what was probably meant and where to look."""
+    from pydantic import ValidationError
+
+    from coterie.experiment.config import complaint
     from coterie.text.suggestions import suggestion
 
     said, context = error.format_message(), getattr(error, "ctx", None)
+    if isinstance(error.__cause__, ValidationError):  # typer reads values by pydantic, whose words do not say what was found
+        found = error.__cause__.errors(include_url=False)[0]
+        hint = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
+        said = said.replace("Value error, ", "") if found["type"] == "value_error" else f"{hint} {complaint(found)}"
     if possibilities := getattr(error, "possibilities", None):  # of options
         said = said.partition(" (Possible ")[0] + (
             suggestion(error.option_name, possibilities) or f", want one of {', '.join(possibilities)}"

@@ -109,7 +109,7 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"({_mapping(value)})"
     if isinstance(value, list | tuple):
-        return _listed(value)
+        return _listed(value) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
