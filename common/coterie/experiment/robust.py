@@ -63,7 +63,7 @@ def why_not_robust(experiment: Experiment) -> str:
     if experiment.exact_sums:
         return "federation.robust looks at the answer of each user, but with exact_sums hosts add them up: want exact_sums: false"
     if privacy is not None and privacy.unit == "user":
-        return "federation.robust is no mean, but the noise of privacy.unit 'user' is for one of clipped changes: want one of them"
+        return "federation.robust replaces the mean, but the noise of privacy.unit 'user' is for a mean: want one of the two"
     if robust.rule == "norm_clip" and method(name).has_known_clusters:
         return "federation.robust.rule is 'norm_clip', but models of known clusters do not begin at a common point: want another rule"
     return ""
