@@ -86,7 +86,7 @@ class Processes:
 
     def wait_for_standstill(self, stage: int = 0) -> None:
         """Until no round has ended for STILL_S: somebody who was asked does not answer."""
-        deadline, newest, since = time.monotonic() + DEADLINE_S, -1, 0.0
+        deadline, newest, since = time.monotonic() + DEADLINE_S, -1, time.monotonic()
         while time.monotonic() - since < STILL_S:
             assert time.monotonic() < deadline, self.logs()
             if (known := self.round(stage)) != newest:
