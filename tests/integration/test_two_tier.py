@@ -272,7 +272,7 @@ def _computes(folder: Path, number: int) -> bool:
         ({"method": {"name": "pdmm", "penalty": 0.1}}, "method 'pdmm' has no clusters of its own, want federation.topology 'flat'"),
         ({"federation": {**TWO_TIER, "hosts": 2}}, "2 aggregators for 3 known clusters: want one for each cluster"),
         ({"federation": {**TWO_TIER, "clusters": ["x", "y", "w"]}}, "cluster 'w' has no users, but federation.clusters names it"),
-        ({"federation": {**TWO_TIER, "late": "skip"}}, "min_hosts and late 'skip' are for topology 'flat'"),
+        ({"federation": {**TWO_TIER, "late": "skip"}}, "min_hosts and late 'skip' are for 'flat'"),
         (
             {"federation": {**TWO_TIER, "hosts_per_cluster": 4}},
             "4 hosts for the 3 users of cluster 'x': want at most one host for each user",

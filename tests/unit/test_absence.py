@@ -285,6 +285,6 @@ def test_skipping_lost_hosts_is_allowed_where_only_what_comes_before_needs_every
 
 def test_two_tiers_have_nobody_to_skip() -> None:
     content = {"name": "tiers", "data": {"source": "ellipses"}, "problem": {"loss": "squared_hinge"}, "method": {"name": "local"}}
-    with pytest.raises(ConfigError, match="on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"):
+    with pytest.raises(ConfigError, match="on_loss 'skip', min_hosts and late 'skip' are for 'flat'"):
         experiment_from({**content, "federation": {"topology": "clusters", "on_loss": "skip"}})
     assert experiment_from({**content, "federation": {"topology": "clusters", "on_loss": "wait"}}).federation.on_loss == "wait"

@@ -136,7 +136,14 @@ def test_a_check_builds_on_earlier_ones() -> None:
 
 
 def test_a_method_has_its_own_small_federations() -> None:
-    assert list(cases_of("fedavg")) == ["fedavg", "fedavg convex", "fedavg convex sums"]
+    assert list(cases_of("fedavg")) == [
+        "fedavg",
+        "fedavg robust",
+        "fedavg thin",
+        "fedavg thin convex",
+        "fedavg convex",
+        "fedavg convex sums",
+    ]
     assert list(cases_of("pdmm paper")) == ["pdmm paper"]
     assert next(iter(cases_of("pdmm"))) == "pdmm lean"
     assert {name for row in CASES for name in cases_of(row)} == set(CASES)

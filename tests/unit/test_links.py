@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.experiment import config
+from coterie.experiment import federation
 from coterie.experiment.config import experiment_from, experiment_to_json
 from coterie.experiment.links import LinkRule, link_rule
 from coterie.experiment.overrides import apply_overrides
@@ -343,4 +343,4 @@ def test_a_link_on_which_one_end_would_give_the_other_up_is_refused(rules: dict[
     with pytest.raises(ConfigError, match=f"take {needed} s, want at most {limit} s: half of the smaller of silence_s and 10 heartbeat_s"):
         experiment_from(content)
     experiment_from({**content, "federation": {**content["federation"], "silence_s": 1000.0, "heartbeat_s": 100.0}})  # type: ignore[dict-item]
-    assert config._SILENT_HEARTBEATS == member_session.SILENT_HEARTBEATS
+    assert federation._SILENT_HEARTBEATS == member_session.SILENT_HEARTBEATS

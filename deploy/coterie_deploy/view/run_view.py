@@ -183,9 +183,10 @@ def _costs(found: Curves, goal: Goal | None) -> Table:
 def _between(connection: sqlite3.Connection, found: Curves, goal: Goal | None) -> list[Table]:
     """The traffic between clusters up to the goal, by cluster."""
     at = reached(found, goal) if goal is not None and goal.figure in found.figures else None
-    if goal is None or at is None or not any(scope == BETWEEN for _, scope in found.wire_bytes):
+    scopes = tuple(scope for scope in (BETWEEN, PEERS) if any(one == scope for _, one in found.wire_bytes))
+    if goal is None or at is None or not scopes:
         return []
-    sent = _by_way(connection, Query(("cluster", "direction"), stages=(found.stage.number,), last_round=at, scopes=(BETWEEN, PEERS)))
+    sent = _by_way(connection, Query(("cluster", "direction"), stages=(found.stage.number,), last_round=at, scopes=scopes))
     bytes_of = {cluster or "several": (*(ways.get(way, 0) for way in charts.WAYS), sum(ways.values())) for (cluster,), ways in sent.items()}
     rows = [[cluster, *map(size, sums)] for cluster, sums in bytes_of.items()]
     return [Table(f"Between clusters in stage {found.stage.name} until {goal_said(goal)}", ("cluster", *charts.WAYS, "both"), rows)]
