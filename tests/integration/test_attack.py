@@ -1,4 +1,4 @@
-"""`coterie attack`, and hosts that return what they were sent: lies are told by hosts of this process, whose objects a test changes."""
+"""`coterie attack`, and hosts that return what they were sent. A test changes the host objects of its own process, which then lie."""
 
 from __future__ import annotations
 
