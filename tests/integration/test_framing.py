@@ -1,24 +1,34 @@
-"""What the ledger leaves out: bytes of HTTP/2 and TLS, counted by a proxy between a host and its coordinator."""
+"""What the ledger counts and what it leaves out, bytes of HTTP/2 and TLS, by a proxy between a host and its coordinator."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import types
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from coterie.experiment.config import experiment_to_json
-from coterie.record.ledger import Row
+from coterie.arrays import Array
+from coterie.experiment.config import Experiment, experiment_to_json
+from coterie.plugin import Compressor
+from coterie.record.ledger import SESSION, Row
 from coterie.session.dial import serve_member
 from coterie.session.tls import Tls, load_tls
+from coterie.v1 import session_pb2
+from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
+from coterie.wire.messages import ASIDE, PACKED
 from coterie_deploy.containers.certs import Asked, init, issue
+from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
-from tests.counting_proxy import counting
-from tests.integration.test_session import Block, experiment, hosts, maker, new_hub, notes, ready
+from tests.counting_proxy import Counted, counting
+from tests.integration.test_session import Block, Notes, experiment, hosts, maker, notes, ready
 
 ROUNDS = 100
 # In plain text: the start of a connection (preface, settings, headers, the experiment), at most; for each gRPC message, and each further 16
@@ -43,24 +53,27 @@ class Framing:
 
 async def measured(n_scalars: int, tls: tuple[Tls, Tls] | None = None, rounds: int = ROUNDS) -> Framing:
     """A run of exchanges that send the one user of a host some scalars, in float64, and get as many back."""
-    hub = new_hub(silence_s=20.0)
-    block = np.random.default_rng(0).standard_normal((1, n_scalars))
+    rows, counted = await passed(experiment(silence_s=20.0), np.random.default_rng(0).standard_normal((1, n_scalars)), tls, rounds)
+    message = _by_direction(rows, "message_bytes")
+    wire = _by_direction(rows, "wire_bytes")
+    return Framing(message, wire, (counted.up, counted.down), _by_direction(rows, "frames"))
+
+
+async def passed(made: Experiment, block: Array, tls: tuple[Tls, Tls] | None, rounds: int) -> tuple[list[Row], Counted]:
+    """What the ledger has of exchanges that send this block, and what a proxy has seen."""
+    hub = Hub(made, "run-1", Notes(), time.monotonic)
     ours, theirs = tls or (None, None)
-    text = experiment_to_json(experiment(**hub.rules.model_dump(exclude_none=True)))
     async with (
-        serving(hub, text, "127.0.0.1:0", ours) as server,
-        counting(f"127.0.0.1:{server.port}") as counted,
-        hosts(serve_member(maker("a", ["u0"]), counted.address, name="a", tls=theirs)) as running,
+        serving(hub, experiment_to_json(made), "127.0.0.1:0", ours) as server,
+        counting(f"127.0.0.1:{server.port}", sniffs=tls is None) as counted,
+        hosts(serve_member(maker("a", [f"u{row}" for row in range(len(block))]), counted.address, name="a", tls=theirs)) as running,
     ):
         await ready(hub)
         for _ in range(rounds):
             await hub.exchange(Block(block))
         await hub.finish("all done", failed=False)
         assert await asyncio.gather(*running) == ["all done"]
-    rows = [row for _, row in notes(hub).rows]
-    message = _by_direction(rows, "message_bytes")
-    wire = _by_direction(rows, "wire_bytes")
-    return Framing(message, wire, (counted.up, counted.down), _by_direction(rows, "frames"))
+    return [row for _, row in notes(hub).rows], counted
 
 
 def _by_direction(rows: Sequence[Row], name: str) -> tuple[int, int]:
@@ -99,6 +112,65 @@ def test_the_rest_is_the_start_of_the_connection_and_a_few_bytes_for_each_messag
         least = DATA_HEADER_BYTES * own
         most = START_BYTES + DATA_HEADER_BYTES * (own + wire // DATA_BYTES) + WINDOW_UPDATES_BYTES * others
         assert least < tcp - wire < most
+
+
+# ---- compressed messages
+
+HALVES = Compressor(
+    sizes=lambda k: (2 * k, 1),
+    write=lambda x, _: (x.astype("<f2").view(np.uint8), np.zeros((len(x), 1), np.uint8)),
+    read=lambda values, _, k, __: np.ascontiguousarray(values).view("<f2").reshape(-1, k).astype(np.float64),
+)
+ROTATED = {"rotate": "hadamard"}
+COMPRESSORS: dict[str, dict[str, Any]] = {
+    "8 bits": {"quantize": {"bits": 8}},
+    "4 bits": {"quantize": {"bits": 4}},
+    "2 bits": {"quantize": {"bits": 2, "stochastic": False}},
+    "8 bits rotated": {"quantize": {"bits": 8, **ROTATED}},
+    "eden": {"quantize": {"bits": 4, **ROTATED, "stochastic": False}},
+    "drive": {"quantize": {"bits": 1, **ROTATED, "stochastic": False}},
+    "top few": {"top_k": 0.01},
+    "top many": {"top_k": 0.4, "quantize": {"bits": 4}},
+    "rand": {"rand_k": 0.3},
+    "rand bits": {"rand_k": 0.3, "quantize": {"bits": 2}},
+    "lossless": {"lossless": "zlib"},
+    "all": {"top_k": 0.2, "quantize": {"bits": 8}, "lossless": "zlib"},
+    "plug-in": {"by": "halves:HALVES"},
+}
+
+
+@pytest.mark.parametrize(("name", "d"), [*((name, 999) for name in COMPRESSORS), ("8 bits", 150_000)])  # the last in chunks
+def test_bytes_of_compressed_messages_on_the_wire_are_those_of_the_ledger(name: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("halves")
+    module.HALVES = HALVES
+    monkeypatch.setitem(sys.modules, "halves", module)
+    rules = {"compress": {"up": {**COMPRESSORS[name], "against": "nothing"}, "down": COMPRESSORS[name]}, "silence_s": 20.0}
+    made = experiment(**rules, method={"name": "fedavg"})
+    block = np.random.default_rng(0).standard_normal((4, d))
+    rows, counted = asyncio.run(passed(made, block, None, 3))
+    for way, frames in {"up": session_pb2.JoinRequest, "down": session_pb2.JoinResponse}.items():
+        call = [frames.FromString(message) for message in max(counted.calls[way], key=len)]  # others, for the experiment, have one message
+        of_parts = [message for message in call if message.WhichOneof("frame") in ("task", "reply", "chunk")]
+        booked = [row for row in rows if row.direction == way and row.kind != SESSION]
+        assert sum(GRPC_FRAME_HEADER_BYTES + message.ByteSize() for message in of_parts) == sum(row.wire_bytes for row in booked)
+        values, beside = (_tensor_bytes(of_parts, end) for end in (PACKED, ASIDE))
+        assert values == sum(row.payload_bytes for row in booked) > 0
+        others = [row for row in booked if row.kind.endswith(ASIDE)]
+        assert bool(beside) == bool(others)
+        assert all(row.vectors == row.scalars == row.payload_bytes == 0 for row in others)
+        assert beside < sum(row.message_bytes for row in others) or not beside
+
+
+def _tensor_bytes(frames: Iterable[Any], end: str) -> int:
+    """Of the tensors in parts whose kind has this end."""
+    tasks = [getattr(frame, frame.WhichOneof("frame")) for frame in frames if frame.WhichOneof("frame") != "chunk"]
+    return sum(
+        len(tensor.data) + tensor.chunked_bytes
+        for task in tasks
+        for part in task.parts
+        if part.kind.endswith(end)
+        for tensor in part.tensors
+    )
 
 
 def main() -> None:

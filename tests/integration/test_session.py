@@ -126,13 +126,13 @@ class Notes:
     def flush(self) -> None: ...
 
 
-def experiment(**rules: Any) -> Experiment:
+def experiment(*, method: Mapping[str, Any] | None = None, **rules: Any) -> Experiment:
     return experiment_from(
         {
             "name": "session",
             "data": {"source": "ellipses"},
             "problem": {"loss": "least_squares"},
-            "method": {"name": "pdmm", "penalty": 1.0},
+            "method": method or {"name": "pdmm", "penalty": 1.0},
             "federation": {"hosts": 1, "heartbeat_s": 0.2, "silence_s": 5.0, **rules},
         }
     )
