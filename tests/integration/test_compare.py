@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -582,6 +583,8 @@ def test_settings_from_python_are_rows_of_the_table_and_name_their_runs(here: Pa
         coterie.compare("small.yaml", vary={"payload": "float32"}, output="other")
     with pytest.raises(coterie.ConfigError, match="--vary payload has a value that an experiment cannot hold: one of type object"):
         coterie.compare("small.yaml", vary={"payload": [object(), 1]}, output="other")
+    with pytest.raises(coterie.ConfigError, match=r"--vary method\.penalty has a number that is not finite, want finite numbers"):
+        coterie.compare("small.yaml", vary={"method.penalty": [math.nan, 1]}, output="other")
 
 
 async def in_a_loop(*arguments: Any, **options: Any) -> coterie.Comparison:

@@ -184,6 +184,15 @@ def test_the_table_gives_each_penalty_in_three_conventions(capsys):
     assert "so it is no end of the interval" in " ".join(" ".join(lines).split())
 
 
+def test_in_forty_columns_the_table_keeps_its_titles_whole_and_says_what_it_left_out(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    certify(experiment(6, {"name": "certify"}), hosts=2)
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("lower end")]
+    assert len(row) == 3  # two words and LAM
+    assert "without room in 40 columns: lambda_eq3, lambda_eq14" in " ".join(" ".join(lines).split())
+
+
 def test_the_clusters_that_a_run_has_found_are_certified(tmp_path, capsys):
     solved = experiment(60, {"name": "pdmm", "penalty": 0.09, "refit": True}, stop={"residual": 1e-6}, inference=True)
     run(solved, output=tmp_path / "run")

@@ -19,7 +19,7 @@ from coterie.methods.certify import Config
 from coterie_client.data import list_users
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.read.archives import arrays_of
-from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
+from coterie_deploy.terminal.tables import counted, figure, is_narrow, is_tiny, say_left_out, table
 from coterie_deploy.terminal.waiting import waiting
 from coterie_server.record.rundb import read_run
 
@@ -147,15 +147,18 @@ def show(result: Result, console: Console) -> None:
     """Prints the interval, if there is one, the theorems' conditions and what it cost; each penalty in three conventions."""
     figures, n_users = result.metrics[result.final_stage], len(result.users)
     lines = LINES if np.isinf(figures["lower_end"]) else (*INTERVAL, *LINES)
+    shown = CONVENTIONS[:1] if is_tiny(console) else CONVENTIONS
     rows = []
     for title, key, verdict in lines:
         answer = "" if not verdict else "yes" if figures[verdict] else "no"
-        rows.append((title, *(figure(figures[key] / factor) for factor in (1, 2 * n_users, 2)), answer))
+        factors = (1, 2 * n_users, 2)[: len(shown)]
+        rows.append((title, *(figure(figures[key] / factor) for factor in factors), answer))
     found = "no penalty recovers them exactly"
     if not np.isinf(figures["lower_end"]):
         found = f"exact for LAM in [{figure(figures['lower_end'])}, {figure(figures['upper_end'])}]"
     console.print(f"{counted(int(figures['clusters']), 'cluster')} of {counted(n_users, 'user')}: {found}\n")
-    console.print(table("Penalties, in three conventions", ("", *CONVENTIONS, "holds"), rows, gap=1 if is_narrow(console) else 2))
+    console.print(table("Penalties", ("", *shown, "holds"), rows, gap=1 if is_narrow(console) else 2))
+    say_left_out(console, CONVENTIONS[len(shown) :])
     vectors = sum(line["vectors"] for line in result.ledger() if line["stage"] == result.final_stage and line["step"] != "evaluate")
     console.print(f"\n{NOTES}\n")
     console.print(f"{figures['exchanges']:.0f} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")

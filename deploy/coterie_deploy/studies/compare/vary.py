@@ -74,8 +74,10 @@ def checked(vary: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
             raise ConfigError(f"--vary {key} has {quoted(given)}, want a list of values")
         try:
             values: list[Any] = json.loads(json.dumps(list(given), default=_plain, allow_nan=False))
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
             raise ConfigError(f"--vary {key} has a value that an experiment cannot hold: {error}") from None
+        except ValueError:
+            raise ConfigError(f"--vary {key} has a number that is not finite, want finite numbers") from None
         if len(values) < 2:
             many = "no value" if not values else f"only the value {said(values[0])}"
             raise ConfigError(f"--vary {key} has {many}, want at least two (--set {key}=VALUE sets one for all)")
