@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import as_written
 from coterie.experiment.robust import RULES, Robust
 from coterie.families.partial import Updated
+from coterie.methods.async_l2gd import MESSAGES
+from coterie.methods.scaffold import VariateMove
 from coterie_client.hosting.host import Host
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.shipped import load
@@ -25,7 +27,7 @@ from coterie_deploy.studies.attack import Asked, Attacking, How, attack_here, ch
 from coterie_deploy.studies.attack.lies import KINDS, Lies
 from coterie_deploy.studies.attack.plan import Cell
 from coterie_deploy.studies.attack.result import Attacked, chart_of
-from coterie_deploy.studies.check.federations import network
+from coterie_deploy.studies.check.federations import clustered, network
 from coterie_server.record.rundb import open_run
 
 
@@ -103,6 +105,61 @@ def test_a_host_that_returns_what_it_was_sent_or_the_same_again_is_said(does: st
     assert found
     assert all("'host-3'" in text and said in text for text in found)
     assert len(found) < 5  # in rounds 1, 2 and 4 of them
+
+
+def spoilt(case: Any, folder: Path, value: float) -> None:
+    """A run of seven hosts or so, the third of which returns models with one such number."""
+
+    def lies(host: Host) -> None:
+        close = host.close
+
+        def other(asked: Any, answers: Any) -> Any:
+            listed = list(answers)
+            for place, message in enumerate(listed):
+                if isinstance(message, Updated | VariateMove | MESSAGES.models):
+                    name = "theta" if isinstance(message, MESSAGES.models) else "weights"
+                    vectors = getattr(message, name).copy()
+                    vectors[:, -1] = value
+                    listed[place] = replace(message, **{name: vectors})
+            return close(asked, listed)
+
+        if host.name == "host-3":
+            host.close = other  # type: ignore[method-assign]
+
+    asyncio.run(launch(case.experiment(folder), Launch("loopback", folder=folder / "run", disguise=lies)))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "rule"),
+    [
+        ("fedavg", np.nan, "geometric_median"),
+        ("fedavg", np.inf, "norm_clip"),
+        ("scaffold", np.nan, "median"),
+        ("async_l2gd", 1e300, "median"),
+        ("async_l2gd", np.nan, "multi_krum"),
+    ],
+)
+def test_a_host_whose_models_are_no_numbers_does_not_end_a_run_with_a_rule(method: str, value: float, rule: str, tmp_path: Path) -> None:
+    federation = {"hosts": 12 if method == "async_l2gd" else 7, "robust": {"rule": rule}}
+    if method == "async_l2gd":
+        case = clustered({"name": method, "gamma": 1.0, "alpha": 0.5, "iterations": 60}, federation=federation)
+    else:
+        case = network({"name": method, "participation": 1.0}, federation=federation, stop={"rounds": 3})
+    spoilt(case, tmp_path, value)
+    found = [text for text in warnings_of(tmp_path / "run") if "'host-3' returned" in text]
+    assert bool(found) == (not np.isfinite(value))  # a large number is one, and the rule leaves it out
+    assert all("federation.robust leaves such answers out" in text for text in found)
+    if method == "fedavg":
+        with contextlib.closing(open_run(tmp_path / "run")) as connection:
+            figures = [value for (value,) in connection.execute("SELECT value FROM figures WHERE name IN ('left_out', 'shortened')")]
+        assert len(figures) == 3
+        assert all(value >= 1 for value in figures)
+
+
+def test_without_a_rule_the_sentence_names_host_and_user(tmp_path: Path) -> None:
+    case = network({"name": "fedavg", "participation": 1.0}, federation={"hosts": 7}, stop={"rounds": 3})
+    with pytest.raises(RunError, match=r"host 'host-3' returned nan for user '.+' in partial.Updated.weights in round 1"):
+        spoilt(case, tmp_path, np.nan)
 
 
 def test_hosts_that_train_are_not_suspected(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import experiment_from
 from coterie.experiment.robust import RULES, Robust
 from coterie_server.families.robust import centre_of
@@ -83,6 +83,24 @@ def test_two_of_ten_who_send_anything_at_all_move_a_rule_no_further_than_the_oth
         assert np.linalg.norm(found.values - honest.mean(axis=0)) <= 2 * np.linalg.norm(honest, axis=1).max()
         if rule not in ("median", "krum"):
             assert found.left[8:].all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_answers_that_are_no_numbers_count_among_those_who_lie(rule: Any) -> None:
+    honest = answers(8, 6)
+    for lie in (np.nan, np.inf, 1e300):
+        liar = np.where(np.arange(6) == 4, lie, 0.0)
+        found = centre_of(Robust(rule=rule), [honest[:3], np.tile(liar, (2, 1)), honest[3:]], np.zeros(6))
+        assert found.left[3:5].all()
+        # Both of the two of ten who may lie are known, so the rule is that of eight who do not.
+        alone = {"multi_krum": honest.mean(axis=0), "trimmed_mean": honest.mean(axis=0), "norm_clip": honest.mean(axis=0)}
+        np.testing.assert_allclose(found.values, alone.get(rule, centre_of(Robust(rule=rule, fraction=_hardly(rule)), [honest]).values))
+    with pytest.raises(RunError, match="of 2 answers none has finite numbers"):
+        centre_of(Robust(rule=rule), [np.full((2, 3), np.nan)])
+
+
+def _hardly(rule: str) -> float | None:
+    return None if "median" in rule else 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)

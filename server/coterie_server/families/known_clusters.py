@@ -19,6 +19,7 @@ from coterie.wire.messages import Message, PerCluster, Rows
 from coterie.wire.precision import Precision
 from coterie_server.families.robust import centre_of
 from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting, StageHalf, Sum
+from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
 # A stage gets a warning where its objective can still fall by this share of it: by the lower bound, or by the upper one, which is far too
@@ -51,6 +52,10 @@ class Clusters:
     def sizes(self) -> Indices:
         """(c,) users of each."""
         return np.bincount(self.segments.place, minlength=self.size)
+
+    def users_at(self, places: Indices) -> Indices:
+        """The users of the clusters at these places, ascending."""
+        return np.flatnonzero(np.isin(self.segments.place, places))
 
 
 def clusters_of(weights: Weights, members: Members, robust: Robust | None = None, *, some_only: bool = False) -> Clusters:
@@ -118,10 +123,9 @@ def means_of(clusters: Clusters, places: Indices, sums: Array) -> Array:
 
 def centres_of(clusters: Clusters, places: Indices, models: Array) -> Array:
     """(m, d) as `averages_of`, or what `federation.robust` has instead: each user then counts as one."""
-    means = averages_of(clusters, places, models)
     if clusters.robust is None:
-        return means
-    own = clusters.segments.place[np.isin(clusters.segments.place, places)]
+        return averages_of(clusters, places, models)
+    own = clusters.segments.place[clusters.users_at(places)]
     return np.array([centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
 
 
@@ -153,7 +157,9 @@ async def averaged(
     """
     listed = [wish for wish in wishes if wish[0].size]
     if not is_exact or not listed:
-        replies = await federation.exchange(*sent, to=to)
+        judged = [] if clusters.robust is None else listed
+        wanted = [Wanted(kind, clusters.users_at(places), is_judged=True) for places, kind, _ in judged]
+        replies = await federation.exchange(*sent, to=to, wanted=wanted)
         models = [(places, getattr(replies[kind], name)) for places, kind, name in listed]
         return models if wants_models else [(places, centres_of(clusters, places, theirs)) for places, theirs in models]
     ((places, kind, name),) = listed

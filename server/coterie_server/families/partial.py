@@ -191,7 +191,8 @@ class PartialSharing:
         asked = [Shared(state.weights, state.counts, users=chosen), *self.own.asked(self, state, chosen, number)]
         if self.setting.sums is not None:
             return await self._summed_round(state, federation, number, chosen, asked)
-        updates = [Wanted(Updated, chosen, extents(self._returning))] if self.tensors else []
+        is_judged = self.setting.robust is not None
+        updates = [Wanted(Updated, chosen, extents(self._returning), is_judged=is_judged)] if self.tensors else []
         losses_wanted = [Wanted(TrainingLoss, chosen)] if self._tells_losses else []
         wanted = [*losses_wanted, *updates, *self.own.returned(self, chosen)]
         replies = await federation.exchange(*asked, to=chosen, wanted=wanted)
@@ -264,7 +265,7 @@ class PartialSharing:
 
     def wanted(self, kind: type[Rows], users: Indices) -> Wanted:
         """One message of this kind from each of these users (sorted), of as many numbers as the shared tensors."""
-        return Wanted(kind, users, extents(self.tensors))
+        return Wanted(kind, users, extents(self.tensors), is_judged=self.setting.robust is not None)
 
     def in_runs(self, replies: Replies, kind: type[M], answered: Indices) -> Sequence[M]:
         """The messages with `Weights` of this kind, in the order of the users who answered. ProtocolError unless each has sent one."""

@@ -12,6 +12,8 @@ Let k users have answered, of whom at most f lie. Each counts as one, since its 
 - norm_clip: the mean, where the floor(2 (f/k) (k - f)) longest changes are shortened to the longest of the others. Allouah and others
   (2024), "The Vital Role of Gradient Clipping in Byzantine-Resilient Distributed Learning".
 
+Answers with a NaN, an infinity or a number beyond `_MOST` are no models: they are left out, and count among the f.
+
 Bits depend on the answers and on the order of members, and not on how many of them a message holds.
 """
 
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
+from coterie.errors import RunError
 from coterie.experiment.robust import Robust
 from coterie.families.partial import Single, Updated
 from coterie.text.quoting import quoted
@@ -33,6 +36,7 @@ from coterie_server.interface.half import Setting
 
 LEFT = "left out by the rule"  # (n,) in a state: in how many rounds a user's answer was left out or shortened
 
+_MOST = 1e140  # of a number of an answer: squared distances are finite
 _BLOCK = 1 << 18  # numbers at once
 _SHOWN = 5  # users of a sentence
 _STEPS, _CLOSE, _SMOOTH = 100, 1e-7, 1e-6  # of Weiszfeld's method; lengths are parts of the median distance
@@ -52,9 +56,30 @@ class Centre:
 
 @np.errstate(over="ignore", invalid="ignore")  # those who lie may send any numbers
 def centre_of(robust: Robust, rows: Rows, before: NDArray[Any] | None = None) -> Centre:
-    """The centre of k answers by a rule, in float64. norm_clip shortens how far they are from `before` (size,)."""
+    """The centre of k answers by a rule, in float64. norm_clip shortens how far they are from `before` (size,).
+
+    RunError where no answer can be a model.
+    """
     k = sum(map(len, rows))
-    return _RULES[robust.rule](rows, robust.bears(k), np.zeros(rows[0].shape[1]) if before is None else before)
+    are_models = [_largest(array) <= _MOST for array in rows]  # False for NaN
+    is_model = np.concatenate(are_models)
+    n_models = int(is_model.sum())
+    if not n_models:
+        raise RunError(f"robust: of {k} answers none has finite numbers up to {_MOST:g} alone, want at least one to average")
+    f = robust.bears(k)
+    if n_models < k:
+        rows = [array[kept] for array, kept in zip(rows, are_models, strict=True) if kept.any()]
+        f = min(max(0, f - (k - n_models)), robust.bears(n_models))
+    centre = _RULES[robust.rule](rows, f, np.zeros(rows[0].shape[1]) if before is None else before)
+    left = ~is_model
+    left[is_model] = centre.left
+    return Centre(centre.values, left)
+
+
+def _largest(array: NDArray[np.floating[Any]]) -> Array:
+    """(k,) the largest absolute number of each row, NaN where there is one."""
+    found = np.maximum(array.max(axis=1, initial=0.0), -array.min(axis=1, initial=0.0))
+    return np.asarray(found, dtype=np.float64)
 
 
 def _blocks(rows: Rows) -> Iterator[tuple[slice, Array]]:

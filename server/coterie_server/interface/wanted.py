@@ -29,6 +29,7 @@ class Wanted:
     extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name
     check: Check | None = None  #: of a message and its members: ProtocolError for values that cannot be right
     groups: Indices | None = None  #: of a `Total`: (n,) the groups of all members
+    is_judged: bool = False  #: whether `federation.robust` judges its vectors, so that NaN and infinity there do not end the run
 
 
 def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wanted]) -> None:

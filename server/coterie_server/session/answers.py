@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from coterie.arrays import Indices
-from coterie.errors import CoterieError, ProtocolError
+from coterie.errors import CoterieError, ProtocolError, RunError
 from coterie.record.ledger import UP
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Received, check_announced
+from coterie.wire.messages import Message
 from coterie_server.interface.merge import check_finite, check_kinds, check_owners
 from coterie_server.interface.wanted import check_wanted
 from coterie_server.session.arrivals import Arrivals
@@ -55,9 +56,10 @@ class Answers(Duty):
                 check_kinds(host.name, messages)
                 if pending is not None and pending.wanted:
                     check_wanted(messages, own, pending.wanted)
+                judged = () if pending is None else tuple(one.kind for one in pending.wanted if one.is_judged)
                 for message in messages:
                     check_owners(host.name, message, own, roster.layout.clusters[host.name])
-                    check_finite(host.name, message, own, roster.members.names if roster.members else (), self._state.round)
+                    self._check_finite(host, message, own, is_judged=isinstance(message, judged))
             except CoterieError as error:
                 wrong = error
         for place, (sending, resent) in enumerate(received.sendings(entries)):
@@ -80,6 +82,16 @@ class Answers(Duty):
         if self._state.tracer is not None:
             self._state.tracer.answered(host.name, entries)
         pending.answer(host.name, messages)
+
+    def _check_finite(self, host: Host, message: Message, own: Indices, *, is_judged: bool) -> None:
+        """RunError for a NaN or an infinity, or an event where a rule leaves such an answer out."""
+        try:
+            check_finite(host.name, message, own, self._roster.members.names if self._roster.members else (), self._state.round)
+        except RunError as error:
+            if not is_judged:
+                raise
+            text = f"{error}; federation.robust leaves such answers out"
+            self._journal.event_of("warning", host.name, text, host=host.name)
 
     def _check_fences(self, host: Host, reply: session_pb2.Task | session_pb2.Reply) -> Indices:
         """The members of the host. ProtocolError when it was not asked for this reply, or has sent far more than it was asked for."""

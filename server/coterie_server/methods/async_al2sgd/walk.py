@@ -96,7 +96,7 @@ class Walk:
         if known := [place for place in legs if place in self._targets]:
             sent.append(MESSAGES.target(numbers[known], np.array([self._targets.pop(place) for place in known])))
         is_all = places.size == self._clusters.size
-        to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
+        to = None if is_all else self._clusters.users_at(places)
         wishes: list[Wish] = [(places[wanted == THETA], MESSAGES.models, "theta"), (places[wanted == ANCHOR], Anchors, "x")]
         found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact)
         self._at[places] = stops

@@ -139,7 +139,7 @@ class Walk:
         wants = np.array([leg.wants_models for leg in legs.values()], dtype=np.int64)
         sent: list[Message] = [Steps(numbers[places], until, wants), *self._targets(legs)]
         is_all = places.size == self._clusters.size
-        to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
+        to = None if is_all else self._clusters.users_at(places)
         wishes = [(places[wants > 0], MESSAGES.models, "theta")]
         found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact, wants_models=self._noise is not None)
         for place, leg in legs.items():
