@@ -407,16 +407,28 @@ def test_parquet_row_groups_without_ones_users_are_not_read_but_for_the_user_col
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path, row_group_size=1)
-    read: list[tuple[int, tuple[str, ...]]] = []
-    original = pq.ParquetFile.read_row_group
+    read: list[tuple[int, str]] = []
+    original = pq.ParquetFile.iter_batches
 
-    def counted(self: Any, i: int, columns: Any = None, **more: Any) -> Any:
-        read.append((i, tuple(columns)))
-        return original(self, i, columns=columns, **more)
+    def counted(self: Any, size: int, groups: list[int], columns: list[str], **more: Any) -> Any:
+        read.extend((group, column) for group in groups for column in columns)
+        return original(self, size, groups, columns, **more)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     load_users(config("parquet", "t.parquet", feature_columns=("x",)), 0, ["u1"], tmp_path)
-    assert [what for what in read if what[1] != ("user",)] == [(3, ("group",)), (3, ("x",)), (3, ("label",))]
+    assert [what for what in read if what[1] != "user"] == [(3, "group"), (3, "x"), (3, "label")]
+
+
+def test_reading_parquet_without_nulls_imports_no_pandas(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
+    code = f"""
+import sys
+from tests.unit.test_data_tables import config, load_users
+sys.modules.pop("pandas", None)
+load_users(config("parquet", {str(tmp_path / "t.parquet")!r}), 0, None)
+assert "pandas" not in sys.modules, "pandas takes 40 MB of each host"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

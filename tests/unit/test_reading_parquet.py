@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from coterie.errors import ConfigError
 from coterie.experiment.data import DataConfig
 from coterie_client.data import Reading, load_users, read_users
+from coterie_client.data.tables import parquet_table
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
 DAYS = [datetime.date(2024, 5, 31), datetime.date(1969, 12, 31), datetime.date(2000, 2, 29), datetime.date(1970, 1, 1)]
@@ -42,8 +43,8 @@ def config(source: str = "parquet", **more: Any) -> Any:
     return ADAPTER.validate_python({"source": source, **DATA, **more})
 
 
-def read(tmp_path: Path, table: dict[str, Any], **more: Any) -> Reading:
-    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=3)
+def read(tmp_path: Path, table: dict[str, Any], group: int = 3, **more: Any) -> Reading:
+    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=group)
     return read_users(config(**more), 0, None, tmp_path)
 
 
@@ -101,3 +102,26 @@ def test_names_of_columns_and_users_that_look_alike_are_the_same(tmp_path: Path)
     data = config(target_column=None, feature_columns=["Größe"], columns={}, test_fraction=0)
     (user,) = load_users(data, 0, None, tmp_path)
     assert (user.name, user.columns, user.features.tolist()) == ("é", ("Größe",), [[1.0], [2.0]])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_row_group_in_many_blocks_reads_as_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    users = pa.chunked_array([pa.array(names).dictionary_encode() for names in (["b", "a"], ["a", "c", "b"], ["c", "c", "a"])])
+    values = {"price": [decimal.Decimal(place) for place in range(8)], "fee": [True, False] * 4, "sex": list("fmmffmmf")}
+    columns = {"user": users, **values, "x": [None, *range(7)], "y": np.arange(8) / 7}
+    whole = read(tmp_path, columns, 8)
+    monkeypatch.setattr(parquet_table, "_ROWS", rows)
+    parts = read(tmp_path, columns, 8)
+    assert parts.notes == whole.notes
+    for mine, other in zip(parts.users, whole.users, strict=True):
+        assert (mine.name, mine.schema) == (other.name, other.schema)
+        np.testing.assert_array_equal(mine.features, other.features)
+        np.testing.assert_array_equal(mine.target, other.target)
+    columns["user"] = pa.array(["b", "a", "a", None, "b", "a", "a ", "a "])
+    with pytest.raises(ConfigError, match=r"^t.parquet row 7, column 'user': the name 'a ' has spaces around it"):
+        read(tmp_path, columns)
+    columns["user"] = pa.array(["b", "a", "a", None, "b", "a", "a", None])
+    with pytest.raises(ConfigError, match=r"^2 cells are missing: t.parquet row 4, column 'user'; t.parquet row 8, column 'user'"):
+        read(tmp_path, columns)
+    only = load_users(config(missing="drop_rows", test_fraction=0), 0, ["a"], tmp_path)
+    np.testing.assert_array_equal(only[0].target, np.array([1, 2, 5, 6]) / 7)

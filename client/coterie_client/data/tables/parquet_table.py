@@ -1,4 +1,4 @@
-"""Reads Parquet files with pyarrow, by row group: only columns in use, and rows of requested users.
+"""Reads Parquet files with pyarrow, a piece of a row group at a time: only columns in use, and rows of requested users.
 
 Column types come from the file: integers, floats, decimals, booleans, dates and timestamps. Text is a category if the experiment declares
 it. Of other users' rows only the user name is checked. pyarrow is imported on first use.
@@ -7,10 +7,11 @@ it. Of other users' rows only the user name is checked. pyarrow is imported on f
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
@@ -21,14 +22,37 @@ from coterie_client.data.paths import DataFile
 from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
 from coterie_client.data.tables.rows import Block, Chunk, Codes, TableFile, as_text
 
+_ROWS: Final = 1 << 16  # per block
+_BUFFER_BYTES: Final = 1 << 16  # of a column's file at a time, instead of all of its row group
+
+
+@dataclass
+class _Column:
+    """A column of a row group, read forwards."""
+
+    pieces: Iterator[Any]  # pyarrow.Array, of any lengths
+    held: list[Any] = field(default_factory=list)  # the latest pieces
+    end: int = 0  # of the held pieces
+
+    def rows(self, pa: Any, start: int, n: int) -> Any:
+        """The values of n rows, as a pyarrow.Array without dictionary. `start` may not decrease."""
+        while self.end < start + n:
+            if self.end <= start:
+                self.held.clear()
+            self.held.append(next(self.pieces))
+            self.end += len(self.held[-1])
+        return _plain(pa.chunked_array(self.held).slice(start - (self.end - sum(map(len, self.held))), n)).combine_chunks()
+
 
 @dataclass(frozen=True)
-class _Group(Block):
-    """A row group; columns are read on demand."""
+class _Rows(Block):
+    """Some rows of a row group. Columns are read on demand."""
 
     label: str
     table: Any  # pyarrow.parquet.ParquetFile
     group: int
+    start: int  # in the group
+    opened: dict[str, _Column]  # of the group
 
     def texts(self, column: str) -> Sequence[str]:
         return _as_text(self._read(column)).texts
@@ -36,26 +60,37 @@ class _Group(Block):
     def cells(self, column: str) -> Chunk:
         return _as_numbers(self.label, self._read(column))
 
+    def distinct(self, column: str) -> tuple[list[str], Codes]:
+        values = self._read(column)
+        if not _is_name(_pyarrow(self.label), values.type):
+            return super().distinct(column)
+        coded = values.dictionary_encode()
+        texts, at = [as_text(cell) for cell in coded.dictionary.to_pylist()], coded.indices
+        return (texts, _numpy(at)) if not at.null_count else ([*texts, ""], _numpy(at.fill_null(len(texts))))
+
     def coded(self, column: str) -> tuple[list[str | None], Codes]:
         pa, kind = _pyarrow(self.label), self.table.schema_arrow.field(self.columns[column]).type
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_integer(plain) or pa.types.is_string(plain) or pa.types.is_large_string(plain)):
+        if not _is_name(pa, kind.value_type if pa.types.is_dictionary(kind) else kind):
             said = f"{self.label}, column {column!r} has type {kind}, want integers or text"
             raise ConfigError(said, Finding("T15", place="data.user_column"))
         return super().coded(column)
 
     def _read(self, column: str) -> Any:
         stored = self.columns[column]
-        return self.table.read_row_group(self.group, columns=[stored]).column(stored)
+        if stored not in self.opened:
+            batches = self.table.iter_batches(_ROWS, [self.group], [stored])
+            self.opened[stored] = _Column(batch.column(stored) for batch in batches)
+        return self.opened[stored].rows(_pyarrow(self.label), self.start, len(self.lines))
 
 
-def _groups(label: str, table: Any, header: Sequence[str], spelling: Spelling) -> Iterator[Block]:
-    start, stored = 1, dict(zip(header, table.schema_arrow.names, strict=True))
+def _blocks(label: str, table: Any, header: Sequence[str], spelling: Spelling) -> Iterator[Block]:
+    first, stored = 1, dict(zip(header, table.schema_arrow.names, strict=True))
     for group in range(table.num_row_groups):
-        n_rows = table.metadata.row_group(group).num_rows
-        if n_rows:
-            yield _Group(stored, np.arange(start, start + n_rows), spelling, label, table, group)
-        start += n_rows
+        n_rows, opened = table.metadata.row_group(group).num_rows, dict[str, _Column]()
+        for start in range(0, n_rows, _ROWS):
+            lines = np.arange(first + start, first + min(start + _ROWS, n_rows))
+            yield _Rows(stored, lines, spelling, label, table, group, start, opened)
+        first += n_rows
 
 
 @contextmanager
@@ -63,10 +98,10 @@ def opened(file: DataFile, spelling: Spelling) -> Iterator[TableFile]:
     """A file with its columns. Damage found later also raises ConfigError."""
     pa = _pyarrow(file.label)
     try:
-        with _needed("pyarrow.parquet", file.label).ParquetFile(file.path) as table:
+        with _needed("pyarrow.parquet", file.label).ParquetFile(file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             header = [normal(name) for name in table.schema_arrow.names]
             known = {name: _kind(pa, field.type) for name, field in zip(header, table.schema_arrow, strict=True)}
-            yield TableFile(header, _groups(file.label, table, header, spelling), known)
+            yield TableFile(header, _blocks(file.label, table, header, spelling), known)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file", Finding("T1")) from error
 
@@ -83,6 +118,11 @@ def _kind(pa: Any, kind: Any) -> str:
     return "date" if types.is_date(kind) or types.is_timestamp(kind) else str(kind)
 
 
+def _is_name(pa: Any, kind: Any) -> bool:
+    """Whether values of this type can name users."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _plain(values: Any) -> Any:
     """A column with its dictionary encoding removed."""
     return values.cast(values.type.value_type) if hasattr(values.type, "value_type") and hasattr(values.type, "index_type") else values
@@ -90,7 +130,6 @@ def _plain(values: Any) -> Any:
 
 def _as_numbers(label: str, values: Any) -> Chunk:
     pa = _pyarrow(label)
-    values = _plain(values)
     kind = _kind(pa, values.type)
     if pa.types.is_decimal(values.type):
         # A cast may be one bit off; `float` gives the value that the number has as text.
@@ -107,12 +146,18 @@ def _floats(values: Any) -> Array:
     """(n,) float64, NaN for nulls."""
     if str(values.type) == "null":
         return np.full(len(values), math.nan)
-    found: Array = values.to_numpy().astype(np.float64, copy=False)
+    return _numpy(values).astype(np.float64, copy=False)
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    """(n,) the values, NaN for nulls."""
+    # pyarrow imports pandas to make an array, which takes 40 MB.
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False) if values.null_count else np.from_dlpack(values)
     return found
 
 
 def _as_text(values: Any) -> Chunk:
-    return Chunk(texts=["" if cell is None else as_text(cell) for cell in _plain(values).to_pylist()])
+    return Chunk(texts=["" if cell is None else as_text(cell) for cell in values.to_pylist()])
 
 
 def _pyarrow(label: str) -> Any:

@@ -68,12 +68,16 @@ class Block(ABC):
     def cells(self, column: str) -> Chunk:
         """The cells as numbers, or as text if some are no numbers."""
 
-    def coded(self, column: str) -> tuple[list[str | None], Codes]:
-        """Distinct texts of a column, None for missing, and the index of each row's text."""
-        index: dict[str, int] = {}
+    def distinct(self, column: str) -> tuple[list[str], Codes]:
+        """The texts of a column in order of appearance, and the index of each row's text."""
         texts = self.texts(column)
-        codes = np.fromiter((index.setdefault(text, len(index)) for text in texts), np.int32, len(texts))
-        return [None if self.spelling.is_missing(name) else name for name in index], codes
+        index = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return list(index), np.fromiter(map(index.__getitem__, texts), np.int32, len(texts))
+
+    def coded(self, column: str) -> tuple[list[str | None], Codes]:
+        """As `distinct`, with None for missing."""
+        texts, codes = self.distinct(column)
+        return [None if self.spelling.is_missing(text) else text for text in texts], codes
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ class Kept:
         self, column: ColumnRows, name: str, block: Block, is_kept: NDArray[np.bool_], *, keeps_all: bool, keeps_some: bool
     ) -> None:
         if column.mode == "category":
-            codes = _coded(block.texts(name), column, self.spelling)
+            codes = _coded(*block.distinct(name), column, self.spelling)
             if keeps_some:
                 column.chunks.append(codes[is_kept])
             return
@@ -225,12 +229,13 @@ class Kept:
         raise IndexError(row)
 
 
-def _coded(texts: Sequence[str], column: ColumnRows, spelling: Spelling) -> Codes:
-    """(n,) codes of levels, numbered in order of appearance; -1 for missing."""
+def _coded(texts: Sequence[str], at: Codes, column: ColumnRows, spelling: Spelling) -> Codes:
+    """(n,) codes of levels, numbered in order of appearance; -1 for missing. Row i has the text `texts[at[i]]`."""
     spellings, levels = column.spellings, column.levels
-    for text in set(texts) - spellings.keys():
-        spellings[text] = -1 if spelling.is_missing(text) else levels.setdefault(normal(text.strip()), len(levels))
-    return np.fromiter(map(spellings.__getitem__, texts), np.int32, len(texts))
+    for text in texts:
+        if text not in spellings:
+            spellings[text] = -1 if spelling.is_missing(text) else levels.setdefault(normal(text.strip()), len(levels))
+    return np.array([spellings[text] for text in texts], np.int32)[at]
 
 
 def joined(parts: Sequence[tuple[list[str | None], Codes]]) -> tuple[list[tuple[str | None, ...]], Codes]:

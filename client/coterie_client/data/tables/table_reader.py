@@ -179,7 +179,9 @@ def _add_block(file: DataFile, table: _Table, block: Block, *, is_mine: bool) ->
     lines = block.lines
     if table.roles.users:
         names, at = joined([block.coded(column) for column in table.roles.users])
-        of_name = np.array([_user_code(file, table, parts, number, at, lines) for number, parts in enumerate(names)], np.int32)
+        firsts = np.empty(len(names), np.int64)
+        firsts[at[::-1]] = lines[::-1]  # of rows with the same name the first is written last
+        of_name = np.array([_user_code(file, table, parts, row) for parts, row in zip(names, firsts.tolist(), strict=True)], np.int32)
         codes = of_name[at]
     else:
         codes = np.full(len(lines), table.kept.code_of(file.user or "") if is_mine else -1, np.int32)
@@ -195,14 +197,13 @@ def _add_block(file: DataFile, table: _Table, block: Block, *, is_mine: bool) ->
         table.kept.add(file.label, block, codes, is_kept)
 
 
-def _user_code(file: DataFile, table: _Table, parts: tuple[str | None, ...], number: int, at: Codes, lines: np.ndarray) -> int:
-    """The code of a user; -1 if not requested, -2 without a name."""
+def _user_code(file: DataFile, table: _Table, parts: tuple[str | None, ...], row: int) -> int:
+    """The code of a user, whose first row in the block is given; -1 if not requested, -2 without a name."""
     if None in parts:
         return -2
     name = normal("/".join(map(str, parts)))
     if name in table.kept.users:
         return table.kept.users[name]
-    row = lines[int(np.argmax(at == number))]
     for column, part in zip(table.roles.users, map(str, parts), strict=True):
         where = f"{file.label} {table.kept.what} {row}, column {column!r}"
         _check_part(part, where, "user", is_level=len(parts) > 1)
