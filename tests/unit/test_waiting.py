@@ -55,4 +55,4 @@ def test_a_round_that_takes_long_is_not_silent(module: Any, monkeypatch: pytest.
         wait_for(lambda: "no round has ended yet" in file.getvalue(), file.getvalue)
         stage = Stage("fedrep", "fedrep", SimpleNamespace(), StopRule(rounds=9))
         shown(Progress(stage, 0, 1, 3, {}, 1 / 3))
-        wait_for(lambda: re.search(r"round 3.* next .*is under way", file.getvalue()), file.getvalue)
+        wait_for(lambda: re.search(r"round 3.* since", file.getvalue()), file.getvalue)

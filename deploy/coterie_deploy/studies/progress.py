@@ -127,7 +127,7 @@ class _Lines(SeriesDisplay):
         """Call it every `LINES_EVERY_S`: a round that takes long is not silent."""
         for number, at in list(self.under_way.items()):
             if self._is_silent(number, QUIET_S):
-                done = "no round has ended yet" if at is None else f"round {at.round} has ended, and the next is under way"
+                done = "no round has ended yet" if at is None else f"round {at.round} has ended, and none since"
                 self._print(number, f"{self.place(number)}: {self.said()}, {done}")
 
     def _is_silent(self, number: int, seconds: float) -> bool:

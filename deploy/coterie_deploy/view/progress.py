@@ -133,7 +133,7 @@ class _Lines(Display):
         if time.monotonic() - self._printed_at <= QUIET_S:
             return
         if self.latest is not None:
-            self._print("progress", self.latest, "; the next round is under way")
+            self._print("progress", self.latest, "; no round has ended since")
         else:
             self._printed_at = time.monotonic()
             self._log.say("waiting", f"{self.waiting()}; no round has ended yet")
