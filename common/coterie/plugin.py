@@ -48,6 +48,8 @@ _NAMES = {
     # compressors
     "coterie.compress.numbers": ("Compressor",),
     "coterie.compress.draws": ("Draws",),
+    # rules instead of a mean, where hosts may lie
+    "coterie_server.families.own_rule": ("RobustRule",),
     # data sources and partition rules
     "coterie_client.data.sources": ("DataSource", "LabelledRows", "SourceRequest", "User", "PartitionRequest", "PartitionRule"),
 }

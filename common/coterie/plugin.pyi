@@ -54,6 +54,7 @@ from coterie_client.learning import evaluated as evaluated
 from coterie_client.nets.losses import NetworkLoss as NetworkLoss
 from coterie_client.problems.convex import ConvexProblem as ConvexProblem
 from coterie_client.problems.losses import RowLoss as RowLoss
+from coterie_server.families.own_rule import RobustRule as RobustRule
 from coterie_server.families.partial import PartialSharing as PartialSharing
 from coterie_server.families.partial import ServerUpdate as ServerUpdate
 from coterie_server.families.partial import SharedState as SharedState

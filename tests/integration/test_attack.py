@@ -202,6 +202,14 @@ def test_rules_that_do_not_fit_a_method_are_left_out() -> None:
     assert attacking.experiment(Cell("async_l2gd", "krum", "gauss"), 0).federation.robust == Robust(rule="krum", fraction=0.2)
 
 
+def test_a_drill_tries_rules_of_others_beside_ours(tmp_path: Path) -> None:
+    attacking, _ = choose(asked(tmp_path / "drill", rules="own_median:RULE, median", kinds="gauss"))
+    assert attacking.rules == ("median", "own_median:RULE")
+    own = attacking.experiment(Cell("fedrep", "own_median:RULE", "gauss"), 0).federation.robust
+    assert own == Robust(rule="own_median:RULE", fraction=0.2)
+    assert [run.folder.name for run in attacking.wanted(tmp_path)][-1] == "fedrep-own_median.RULE-gauss-0"
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -399,7 +399,7 @@ def test_a_compressor_of_a_package_or_a_file_writes_the_numbers(name: str) -> No
     [
         ("SHORT", r"writes uint8 of shape \(4, 38\), want uint8 of \(4, 1\)"),
         ("FLAT", r"reads rows of shape \(300,\), want \(4, 300\)"),
-        ("BROKEN", "failed with IndexError"),
+        ("BROKEN", "has raised IndexError"),
         ("NONE", "is a function, want a coterie.plugin.Compressor"),
         ("LOST", "does not exist"),
     ],

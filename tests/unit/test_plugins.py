@@ -376,9 +376,9 @@ def test_packages_are_not_searched_where_all_names_are_built_in(name: str, monke
 NAMES_OF_AUTHORS = """
     ABSENT Array Broadcast ClientHalf Compressor ConfigError Context ConvexProblem Counts DataSource Draws Federation Fit Fitted
     Gradient Gradients Inbox Indices JointTraining LOCAL_UPDATE LabelledRows Local LocalTraining LocalUpdate Message Method Moved
-    NetworkLoss Numbers Optimizer Outcome PartialSharing PartitionRequest PartitionRule Phase PlainSgd Positions Received Replies Reveal
-    RowLoss Rows RunError Scalars ServerHalf ServerUpdate Setting Settings SharedState Slope SourceRequest StageHalf Stream Sum Tensors
-    Totals Training UNASKED User Vectors Wanted Weights declare evaluated judge_own normal own_model pulled stream
+    NetworkLoss Numbers Optimizer Outcome PartialSharing PartitionRequest PartitionRule Phase PlainSgd Positions Received Replies
+    Reveal RobustRule RowLoss Rows RunError Scalars ServerHalf ServerUpdate Setting Settings SharedState Slope SourceRequest StageHalf
+    Stream Sum Tensors Totals Training UNASKED User Vectors Wanted Weights declare evaluated judge_own normal own_model pulled stream
 """
 
 

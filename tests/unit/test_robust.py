@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, RunError
-from coterie.experiment.config import experiment_from
+from coterie.experiment import plugins
+from coterie.experiment.config import experiment_from, named_code
 from coterie.experiment.robust import RULES, Robust
-from coterie_server.families.robust import centre_of
+from coterie_server.families.robust import centre_of, check
+from tests.packaged import installed
 
 Matrix = NDArray[np.float64]
 
@@ -142,6 +145,77 @@ def test_a_rule_bears_no_more_than_its_number_of_answers_allows(rule: Any, k: in
 
 def test_a_fraction_of_users_is_rounded_up_and_not_by_its_last_bit() -> None:
     assert [Robust(rule="norm_clip", fraction=fraction).most(k) for fraction, k in [(0.3, 10), (0.29, 100), (0.1, 5)]] == [3, 29, 1]
+
+
+# ---- rules of others
+
+TRIMMED = """
+    import numpy as np
+    from coterie.plugin import RobustRule
+
+    def centre(rows, f, before):
+        order = np.argsort(np.linalg.norm(rows - np.median(rows, axis=0), axis=1), kind="stable")
+        left = np.zeros(len(rows), dtype=bool)
+        left[order[len(rows) - f :]] = True
+        return rows[~left].mean(axis=0), left
+
+    def nobody(rows):
+        return np.zeros(len(rows), dtype=bool)
+
+    NEAREST = RobustRule(centre=centre)
+    SHORT = RobustRule(centre=lambda rows, f, before: (rows[0, 1:], nobody(rows)))
+    COUNTED = RobustRule(centre=lambda rows, f, before: (rows.mean(axis=0), f))
+    EMPTY = RobustRule(centre=lambda rows, f, before: (rows.mean(axis=0) * np.inf, nobody(rows)))
+    FIRST = RobustRule(centre=lambda rows, f, before: (rows[0], nobody(rows)))
+    BROKEN = RobustRule(centre=lambda rows, f, before: rows["no"])
+    NONE = centre
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = installed(tmp_path, "pack-nearest", "1.5", {"coterie.rules": {"nearest": "pack_nearest:NEAREST"}}, {"pack_nearest": TRIMMED})
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", ["nearest", "pack_nearest:NEAREST"])
+def test_a_rule_of_a_package_or_a_file_stands_in_for_the_mean(name: str) -> None:
+    rows, robust = answers(10, 6, n_liars=2).astype(np.float32), Robust(rule=name, fraction=0.2)
+    check(robust)
+    found = centre_of(robust, [rows[:4], rows[4:]])
+    np.testing.assert_allclose(found.values, rows[:8].mean(axis=0, dtype=np.float64))
+    assert found.left.tolist() == [False] * 8 + [True] * 2
+    rows[9] = np.nan  # which the rule does not see
+    assert centre_of(robust, [rows]).values.tobytes() == found.values.tobytes()
+    made = experiment_from({"name": "r", **NETWORK, "method": FEDAVG, "federation": {"robust": {"rule": name}}})
+    assert made.packages == ({"pack-nearest": "1.5"} if name == "nearest" else {})
+    assert named_code(made) == []  # hosts do not import it
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SHORT", r"returns as a centre float64 of shape \(4,\), want float64 of \(5,\)"),
+        ("COUNTED", r"returns as who is left out int64 of shape \(\), want bool of \(1,\)"),
+        ("EMPTY", "returns -?inf in a centre of finite answers"),
+        ("FIRST", "another centre of the same answers in another order"),
+        ("BROKEN", "has raised IndexError"),
+        ("NONE", "is a function, want a coterie.plugin.RobustRule"),
+        ("LOST", "does not exist"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_before_the_run_needs_it(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"rule 'pack_nearest:{name}'.* {said}"):
+        check(Robust(rule=f"pack_nearest:{name}"))
+
+
+def test_a_rule_is_known_and_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"rule 'meddian' is unknown.*, krum.*did you mean"):
+        experiment_from({"name": "r", **NETWORK, "method": FEDAVG, "federation": {"robust": {"rule": "meddian"}}})
+    with plugins.code_allowed(False), pytest.raises(ConfigError, match="--allow-code"):  # as at an aggregator
+        check(Robust(rule="nearest:NEAREST"))
 
 
 FEDAVG = {"name": "fedavg"}

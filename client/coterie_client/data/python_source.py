@@ -15,13 +15,13 @@ from coterie.experiment.data import PythonData
 from coterie.experiment.settings import validated
 from coterie.findings import Finding
 from coterie.text.names import check_name
+from coterie.user_code import user_code
 from coterie_client.data.partition import deal
 from coterie_client.data.pool import Pool, load_shares
 from coterie_client.data.sources import MARK, DataSource, LabelledRows, SourceRequest
 from coterie_client.data.split import hold_out
 from coterie_client.data.tables.features import as_rows
 from coterie_client.data.users import UserData, UserHead, frozen
-from coterie_client.user_code import user_code
 
 
 def heads(config: PythonData, seed: int, data_dir: Path | None = None) -> list[UserHead]:

@@ -22,8 +22,8 @@ from coterie.experiment.partition import Partition
 from coterie.experiment.settings import Settings, validated
 from coterie.findings import Finding
 from coterie.text.names import check_name
+from coterie.user_code import user_code
 from coterie_client.data import paths
-from coterie_client.user_code import user_code
 
 MARK = "__coterie_user_source__"
 F = TypeVar("F", bound=Callable[..., Iterable[Any]])
@@ -124,9 +124,7 @@ class PartitionRule(Generic[O]):
 def dealt(partition: Partition, rows: Indices, labels: Array, users: Mapping[str, Indices] | None, seed: int) -> dict[str, Indices]:
     """Each user's rows, ascending. ConfigError when the rule cannot be used, or its result does not divide the rows."""
     name, finding = partition.by, Finding("D5", place="data.partition.by")
-    rule = plugins.load("partition", name)
-    if not isinstance(rule, PartitionRule):
-        raise ConfigError(f"partition {name!r} is a {type(rule).__name__}, want a coterie.plugin.PartitionRule", Finding("L4"))
+    rule: PartitionRule[Any] = plugins.loaded("partition", name, PartitionRule)
     options = validated(rule.options, partition.options, "data.partition.options")
     request: PartitionRequest[Any] = PartitionRequest(options, rows, labels, partition.users, users, seed)
     with user_code(f"partition {name!r}", finding, ConfigError):

@@ -10,7 +10,7 @@ from torch import nn
 from coterie.errors import ConfigError, RunError
 from coterie.experiment import plugins
 from coterie.findings import Finding
-from coterie_client.user_code import user_code
+from coterie.user_code import user_code
 
 _RAISED = Finding("L1", place="problem.loss")
 

@@ -17,7 +17,7 @@ from coterie.errors import ConfigError, default_finding
 from coterie.experiment import plugins
 from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
-from coterie_client.user_code import user_code
+from coterie.user_code import user_code
 
 
 class RowLoss(Protocol):

@@ -5,8 +5,7 @@ Writing may use sums and random numbers; reading is a product for each number, s
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment import plugins
 from coterie.experiment.compress import Quantize
 from coterie.findings import Finding
+from coterie.user_code import user_code
 from coterie.wire.precision import FLOAT64, native, written
 
 Bytes = NDArray[np.uint8]
@@ -65,12 +65,10 @@ class Compressor:
 
 def compressor(name: str) -> Compressor:
     """The compressor of a package's name or an import path, which is checked as it is used. ConfigError if it cannot be used."""
-    found = plugins.load("compressor", name)
-    if not isinstance(found, Compressor):
-        raise ConfigError(f"compressor {name!r} is a {type(found).__name__}, want a coterie.plugin.Compressor", _FAULT)
+    found = plugins.loaded("compressor", name, Compressor)
 
     def write(x: Array, draws: Draws) -> tuple[Bytes, Bytes]:
-        with _own_code(name):
+        with user_code(f"compressor {name!r}", _FAULT, ConfigError):
             values, aside = found.write(x, draws)
         for part, size in zip((values, aside), found.sizes(x.shape[1]), strict=True):
             if part.dtype != np.uint8 or part.shape != (len(x), size):
@@ -78,22 +76,13 @@ def compressor(name: str) -> Compressor:
         return values, aside
 
     def read(values: Bytes, aside: Bytes, k: int, draws: Draws) -> Array:
-        with _own_code(name):
+        with user_code(f"compressor {name!r}", _FAULT, ConfigError):
             rows = np.asarray(found.read(values, aside, k, draws), dtype=np.float64)
         if rows.shape != (len(values), k):
             raise ConfigError(f"compressor {name!r} reads rows of shape {rows.shape}, want {(len(values), k)}", _FAULT)
         return rows
 
     return Compressor(sizes=found.sizes, write=write, read=read)
-
-
-@contextlib.contextmanager
-def _own_code(name: str) -> Iterator[None]:
-    """Says whose code has failed."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(f"compressor {name!r} failed with {type(error).__name__}: {error}", _FAULT) from error
 
 
 @dataclass(frozen=True)

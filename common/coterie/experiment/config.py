@@ -270,7 +270,7 @@ class Experiment(Settings):
 
 
 def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
-    """All names in an experiment that are not built in: losses, sources, models, partitions and methods."""
+    """All names in an experiment that are not built in: losses, sources, models, compressors, rules, partitions and methods."""
     problem, data, model, hyper = (sections.get(key) for key in ("problem", "data", "model", "method"))
     if problem is not None and problem.is_own:
         yield "loss", problem.loss
@@ -282,6 +282,9 @@ def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
     for rule in (None, None) if thin is None else (thin.up, thin.down):
         if rule is not None and rule.by is not None:
             yield "compressor", rule.by
+    robust = None if sections.get("federation") is None else sections["federation"].robust
+    if robust is not None and robust.is_own:
+        yield "rule", robust.rule
     partition = getattr(data, "partition", None)
     if partition is not None and partition.is_own:
         yield "partition", partition.by
@@ -291,7 +294,7 @@ def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
 
 def named_code(experiment: Experiment) -> list[str]:
     """The import paths in an experiment, of code that its hosts import."""
-    return [name for _, name in _named(dict(experiment)) if plugins.is_path(name)]
+    return [name for kind, name in _named(dict(experiment)) if plugins.is_path(name) and kind != "rule"]  # which runs at the server alone
 
 
 def experiment_from(content: Any, where: str = "the experiment") -> Experiment:

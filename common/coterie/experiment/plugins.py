@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from coterie.errors import ConfigError
 from coterie.findings import Finding
@@ -26,7 +26,8 @@ from coterie.text.suggestions import suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind = Literal["method", "loss", "model", "source", "partition", "compressor"]
+Kind = Literal["method", "loss", "model", "source", "partition", "compressor", "rule"]
+T = TypeVar("T")
 GROUPS: Final[Mapping[Kind, str]] = {
     "method": "coterie.methods",
     "loss": "coterie.losses",  # convex ones and those of networks
@@ -34,6 +35,7 @@ GROUPS: Final[Mapping[Kind, str]] = {
     "source": "coterie.data",
     "partition": "coterie.partitions",
     "compressor": "coterie.compressors",
+    "rule": "coterie.rules",
 }
 PLACES: Final[Mapping[Kind, str]] = {  # the key of an experiment that names one
     "method": "method.name",
@@ -42,6 +44,7 @@ PLACES: Final[Mapping[Kind, str]] = {  # the key of an experiment that names one
     "source": "data.path",
     "partition": "data.partition.by",
     "compressor": "federation.compress.up.by",
+    "rule": "federation.robust.rule",
 }
 PACKAGE: Final = r"^[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?$"  # a distribution's normalised name
 _NOUNS: Final[Mapping[Kind, str]] = {"source": "data source"}
@@ -172,6 +175,15 @@ def load(kind: Kind, name: str) -> Any:
     if found is None:
         raise ConfigError(f"{noun(kind)} {quoted(name)} is of no package that is installed here", Finding("L8", place=PLACES[kind]))
     return found.loaded()
+
+
+def loaded(kind: Kind, name: str, cls: type[T]) -> T:
+    """The same, of this class of `coterie.plugin`. ConfigError for another."""
+    found = load(kind, name)
+    if not isinstance(found, cls):
+        sentence = f"{noun(kind)} {name!r} is a {type(found).__name__}, want a coterie.plugin.{cls.__name__}"
+        raise ConfigError(sentence, Finding("L4", place=PLACES[kind]))
+    return found
 
 
 _LEAVE = ContextVar("leave to import by path", default=True)

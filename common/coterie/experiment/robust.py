@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from coterie.experiment.plugins import check_known
 from coterie.experiment.settings import Settings
 from coterie.registry import method
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
-Rule = Literal["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "norm_clip"]
-RULES: Final[tuple[Rule, ...]] = get_args(Rule)
+RULES: Final = ("median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "norm_clip")
 HALF: Final = ("median", "geometric_median")  # which need no fraction
 _USUAL = 0.2
 
@@ -24,11 +25,16 @@ class Robust(Settings):
 
     #: median: of each number. trimmed_mean: without the largest and smallest of each number. geometric_median: the point nearest to all
     #: answers. krum: the answer nearest to its neighbours. multi_krum: the mean of the answers nearest to theirs. norm_clip: the mean, with
-    #: the longest changes shortened.
-    rule: Rule
+    #: the longest changes shortened. Or a rule of a package, or of your own code as module:name.
+    rule: Annotated[str, AfterValidator(partial(check_known, "rule", built_in=RULES))]
     #: Largest part of the users in an average who may lie, rounded up to whole users; 0.2 unless given. The medians bear almost a half, and
     #: take no such key.
     fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the rule is code of a package, or beside the experiment."""
+        return self.rule not in RULES
 
     @model_validator(mode="after")
     def _medians_have_no_fraction(self) -> Self:

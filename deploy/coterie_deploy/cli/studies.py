@@ -89,7 +89,7 @@ def attack(
     kind: Annotated[
         str, typer.Option(metavar="A,B", help="sign_flip, gauss, label_flip, little_is_enough, inner_product, or all.")
     ] = "all",
-    rule: Annotated[str, typer.Option(metavar="A,B", help="mean, or rules of federation.robust; or all.")] = "all",
+    rule: Annotated[str, typer.Option(metavar="A,B", help="mean, or rules of federation.robust; or all of ours.")] = "all",
     methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="Instead of the experiment's method.")] = None,
     seeds: Annotated[str, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.")] = "0:1",
     strength: Annotated[float | None, typer.Option(min=0.0, help="Of the lies.  [default: that of each kind]")] = None,

@@ -17,7 +17,7 @@ from coterie.families.known_clusters import Segments, Weights, check_all_cluster
 from coterie.record.ledger import DOWN
 from coterie.wire.messages import Message, PerCluster, Rows
 from coterie.wire.precision import Precision
-from coterie_server.families.robust import centre_of
+from coterie_server.families import robust as robust_rule
 from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting, StageHalf, Sum
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN, WITHIN
@@ -66,6 +66,7 @@ def clusters_of(weights: Weights, members: Members, robust: Robust | None = None
     `some_only`: the weights may have names of other members of the run.
     """
     check_all_clustered(members.names, members.clusters)
+    robust_rule.check(robust)
     numbers = np.unique(members.cluster_of)
     segments = Segments(members.cluster_of, numbers)
     names = tuple(members.clusters[int(np.flatnonzero(members.cluster_of == number)[0])] for number in numbers)
@@ -126,7 +127,7 @@ def centres_of(clusters: Clusters, places: Indices, models: Array) -> Array:
     if clusters.robust is None:
         return averages_of(clusters, places, models)
     own = clusters.segments.place[clusters.users_at(places)]
-    return np.array([centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
+    return np.array([robust_rule.centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
 
 
 def rounding_of(clusters: Clusters, kind: type[Rows], precision: Precision, between: float) -> float:

@@ -134,6 +134,7 @@ class PartialSharing:
         if self.config.n_selected(n_users) == 1 < n_users and self.config.users_per_round is None:
             one = f"method.participation {self.config.participation:g} of {n_users} users is one user a round"
             found.append(f"{one}: want more, or users_per_round")
+        robust.check(self.setting.robust)
         found += robust.doubts(self.setting.robust, self.config.n_selected(n_users), "a round")
         notes = robust.said(self.setting.robust, [self.config.n_selected(n_users)], "a round")
         budget = self.budget

@@ -31,6 +31,7 @@ from coterie.errors import RunError
 from coterie.experiment.robust import Robust
 from coterie.families.partial import Single, Updated
 from coterie.text.quoting import quoted
+from coterie_server.families import own_rule
 from coterie_server.families.averages import in_order, owners
 from coterie_server.interface.half import Setting
 
@@ -70,10 +71,20 @@ def centre_of(robust: Robust, rows: Rows, before: NDArray[Any] | None = None) ->
     if n_models < k:
         rows = [array[kept] for array, kept in zip(rows, are_models, strict=True) if kept.any()]
         f = min(max(0, f - (k - n_models)), robust.bears(n_models))
-    centre = _RULES[robust.rule](rows, f, np.zeros(rows[0].shape[1]) if before is None else before)
+    start = np.zeros(rows[0].shape[1]) if before is None else before
+    if robust.is_own:
+        centre = Centre(*own_rule.centre_by(robust.rule, np.concatenate(rows).astype(np.float64), f, start.astype(np.float64)))
+    else:
+        centre = _RULES[robust.rule](rows, f, start)
     left = ~is_model
     left[is_model] = centre.left
     return Centre(centre.values, left)
+
+
+def check(robust: Robust | None) -> None:
+    """ConfigError for a rule of others that does not keep what it promises."""
+    if robust is not None and robust.is_own:
+        own_rule.check(robust.rule)
 
 
 def _largest(array: NDArray[np.floating[Any]]) -> Array:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.experiment import plugins
 from coterie.experiment.config import Experiment, as_written
-from coterie.experiment.robust import RULES
+from coterie.experiment.robust import HALF, RULES
 from coterie.registry import method
 from coterie.text.quoting import quoted
 from coterie_client.data import UserHead, list_users
@@ -76,7 +77,7 @@ class Attacking:
     def experiment(self, cell: Cell, seed: int) -> Experiment:
         """The experiment of a run, with the fraction that lies as that of the rule. ConfigError where the method does not fit it."""
         rule = None if cell.rule == MEAN else {"rule": cell.rule}
-        if rule is not None and "median" not in cell.rule:
+        if rule is not None and cell.rule not in HALF:
             rule["fraction"] = min(self.liars / self.hosts, 0.49)  # type: ignore[assignment]
         federation = {**self.content.get("federation", {}), "hosts": self.hosts, "topology": "flat", "robust": rule}
         own = {"collect_models": True} if "collect_models" in method(cell.method).config.model_fields else {}
@@ -111,7 +112,7 @@ SERIES = Series("drill", "attack", "attack.json", Attacking, "*-[0-9]*")
 
 def run_folder(folder: Path, cell: Cell, seed: int) -> Path:
     """Where the run of a cell from a seed is."""
-    return folder / f"{cell.method}-{cell.rule}-{cell.kind}-{seed}"
+    return folder / f"{cell.method}-{cell.rule.replace(':', '.')}-{cell.kind}-{seed}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ def choose(asked: Asked) -> tuple[Attacking, Path]:
         return started, folder
     methods = listed_methods(asked.methods, content) if asked.methods else (content["method"]["name"],)
     seeds = listed_seeds(asked.seeds)
-    rules = _listed("rule", asked.rules, (MEAN, *RULES))
+    others = [name for name in map(str.strip, asked.rules.split(",")) if plugins.is_path(name) or plugins.is_there("rule", name)]
+    rules = _listed("rule", asked.rules, (MEAN, *RULES, *others))
     kinds = _listed("kind", asked.kinds, KINDS)
     attacking = Attacking(content, methods, rules, kinds, seeds, 1, 0)
     users = {seed: _users(attacking, methods[0], seed, asked.data) for seed in seeds}

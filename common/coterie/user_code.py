@@ -1,4 +1,4 @@
-"""Runs code of the owner or of the experiment, whose errors may quote data and stay on the host."""
+"""Runs code of the owner, of the experiment or of a package, whose errors may quote data and stay in the process."""
 
 import contextlib
 from collections.abc import Iterator
