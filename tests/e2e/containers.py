@@ -109,6 +109,20 @@ class Federation:
     def logs(self, service: str) -> str:
         return docker("logs", self.container(service), check=False)
 
+    def carried(self, service: str) -> dict[str, int]:
+        """Bytes that a running container has received and sent on each of its networks so far; nothing when it has ended."""
+        code = """
+import os
+for name in os.listdir('/sys/class/net'):
+    read = lambda what: open(f'/sys/class/net/{name}/{what}').read().strip()
+    print(read('address'), int(read('statistics/rx_bytes')) + int(read('statistics/tx_bytes')))"""
+        networks = json.loads(docker("inspect", "-f", "{{json .NetworkSettings.Networks}}", self.container(service)))
+        try:
+            seen = dict(line.split() for line in self.python(service, code).splitlines())
+        except AssertionError:
+            return {}
+        return {name.removeprefix(f"{self.name}_"): int(seen[network["MacAddress"]]) for name, network in networks.items()}
+
     def round(self) -> int:
         """The last round that the coordinator has written down; 0 when it cannot be asked."""
         code = f"""

@@ -134,32 +134,19 @@ def test_traffic_within_and_between_clusters_runs_over_networks_of_its_own(tmp_p
     experiment = TIERS.replace("METHOD", "async_l2gd").replace("NAME", "networks")
     with federation(tmp_path, "networks", experiment, "--hosts", "1") as made:
         made.up()
-        container = made.container("aggregator-c0")
-        networks = json.loads(docker("inspect", "-f", "{{json .NetworkSettings.Networks}}", container))
-        addresses = {name.removeprefix("networks_"): network["MacAddress"] for name, network in networks.items()}
         latest: dict[str, int] = {}
-        wait_until(lambda: not carried(made, "aggregator-c0", addresses, latest), "the end of the aggregator")
+
+        def has_ended() -> bool:
+            latest.update(seen := made.carried("aggregator-c0"))
+            return not seen
+
+        wait_until(has_ended, "the end of the aggregator")
         assert made.ends() == 0
         run = made.run_folder()
     within, between = wire_bytes(run, "within-cluster", "aggregator-c0"), wire_bytes(run, "between-cluster", "aggregator-c0")
     # The last look is a moment before the end. What comes on top are the headers of HTTP/2, TCP, IP and Ethernet on many small messages.
     assert 0.7 * within < latest["cluster-c0"] < 6 * within
     assert 0.7 * between < latest["backbone"] < 6 * between
-
-
-def carried(made: Federation, service: str, addresses: dict[str, str], latest: dict[str, int]) -> bool:
-    """Writes down what each interface of a container has carried; False when the container has ended."""
-    code = """
-import os
-for name in os.listdir('/sys/class/net'):
-    read = lambda what: open(f'/sys/class/net/{name}/{what}').read().strip()
-    print(read('address'), int(read('statistics/rx_bytes')) + int(read('statistics/tx_bytes')))"""
-    try:
-        seen = dict(line.split() for line in made.python(service, code).splitlines())
-    except AssertionError:
-        return False
-    latest.update({name: int(seen[address]) for name, address in addresses.items()})
-    return True
 
 
 KILLS = [("pdmm", PDMM, 7), ("fedrep_linear", LINEAR, 8), ("async_l2gd", TIERS, 9), ("async_al2sgd", TIERS, 10)]

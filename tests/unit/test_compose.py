@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +136,15 @@ def test_no_service_is_on_an_open_network_or_publishes_a_port(here: Path) -> Non
             assert "ports" not in service
 
 
-def test_with_peers_aggregators_share_a_network_of_their_own_and_say_their_names_on_it() -> None:
+def test_with_peers_aggregators_share_a_network_of_their_own_and_say_names_that_exist_only_there() -> None:
     found = yaml.safe_load(compose_file(planned(Asked("schools", ("references=[]",), topology="peers", hosts=1)), None))
     aggregators = {name: one for name, one in found["services"].items() if name.startswith("aggregator-")}
     assert [name for name, one in found["services"].items() if "peers" in one["networks"]] == list(aggregators)
     assert found["networks"]["peers"] == {"internal": True}
-    for name, one in aggregators.items():
-        assert one["command"][one["command"].index("--announce") + 1] == name
+    for one in aggregators.values():
+        said = one["command"][one["command"].index("--announce") + 1]
+        assert [name for name, network in one["networks"].items() if network.get("aliases") == [said]] == ["peers"]
+        assert said not in found["services"]
 
 
 def test_names_of_clusters_become_short_safe_and_different() -> None:
@@ -289,10 +292,11 @@ def plans() -> dict[str, Asked]:
         "mtls": clusters(certificates=Path("certs")),
         "private": flat(data=None, private_data=Path("data")),
         "networks": Asked("digits", hosts=2),
+        "peers": replace(clusters(), topology="peers"),
     }
 
 
-@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks", "monitoring"])
+@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks", "peers", "monitoring"])
 def test_files_are_valid_by_the_schema_of_docker_compose_1_29(here: Path, name: str) -> None:
     check(read({**plans(), "monitoring": flat(monitoring=True)}[name], None, Path("clone")), V1)
 
@@ -397,7 +401,7 @@ def test_a_user_that_a_certificate_cannot_list_is_told(here: Path) -> None:
 # ---- what coterie takes
 
 
-@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks"])
+@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks", "peers"])
 def test_every_command_in_the_files_is_one_that_coterie_takes(here: Path, name: str) -> None:
     """Parsed and not run; what the header says of certificates, as well."""
     text = compose_file(planned(plans()[name]), None)

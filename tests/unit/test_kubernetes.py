@@ -467,7 +467,7 @@ def words_of(container: Manifest) -> list[str]:
 def test_each_job_starts_its_host_of_the_plan(here: Path, name: str) -> None:
     plan = plans()[name]
     for host, job in zip(plan.hosts, of_kind(documents(plan), "Job"), strict=True):
-        wanted = arguments(plan, host, f"{plan.short_name}-{host.parent}:7000", PATIENCE_S)
+        wanted = arguments(plan, host, f"{plan.short_name}-{host.parent}:7000", PATIENCE_S, "")
         assert words_of(pod_of(job)["containers"][0]) == ["coterie", *wanted]
 
 
@@ -475,7 +475,7 @@ def test_servers_run_what_the_plan_says(here: Path) -> None:
     plan = planned(clusters(overrides=["method.gamma=2"]))
     for member, workload in zip(plan.members, of_kind(documents(plan), "StatefulSet"), strict=False):
         container = pod_of(workload)["containers"][0]
-        wanted = arguments(plan, member, f"run-2-tiers-{member.parent}:7000", PATIENCE_S)
+        wanted = arguments(plan, member, f"run-2-tiers-{member.parent}:7000", PATIENCE_S, "")
         assert words_of(container) == ["sh", "-c", KEPT, "kept", "coterie", *wanted]
 
 

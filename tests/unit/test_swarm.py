@@ -31,7 +31,7 @@ def constraints(content: dict[str, Any]) -> dict[str, list[str]]:
     return {name: service["deploy"]["placement"]["constraints"] for name, service in content["services"].items()}
 
 
-@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks"])
+@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks", "peers"])
 def test_stacks_are_valid_by_the_schema_that_docker_stack_deploy_checks(here: Path, name: str) -> None:
     asked = {
         "flat": flat(data=here / "data"),
@@ -39,6 +39,7 @@ def test_stacks_are_valid_by_the_schema_that_docker_stack_deploy_checks(here: Pa
         "mtls": clusters(data=here / "data", certificates=Path("certs")),
         "private": flat(data=None, private_data=here / "data"),
         "networks": Asked("digits", hosts=2),
+        "peers": replace(clusters(data=here / "data"), topology="peers"),
     }
     check(read(asked[name]), STACK)
 

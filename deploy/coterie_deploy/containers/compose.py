@@ -16,7 +16,7 @@ from coterie.errors import MISTAKE_CODE
 from coterie_deploy.containers import member_commands as commands
 from coterie_deploy.containers import monitoring
 from coterie_deploy.containers.member_commands import CERTIFICATES, DATA, EXPERIMENT, PORT, PROMETHEUS, RUNS, STATE, USER_ID
-from coterie_deploy.containers.members import COORDINATOR, Member, Plan
+from coterie_deploy.containers.members import COORDINATOR, PEERS, Member, Plan
 from coterie_deploy.containers.plain_yaml import as_yaml
 
 PATIENCE_S = 120.0  # the members of a machine are started together
@@ -55,7 +55,7 @@ def _service(plan: Plan, member: Member, folder: Path, build: Path | None, *, is
         **({"pull_policy": "never"} if is_built and build is None else {}),
         "environment": {MISTAKE_CODE: "0"},
         "command": arguments_of(plan, member, PATIENCE_S),
-        "networks": [*member.networks, *[monitoring.METRICS] * (plan.asked.monitoring and is_server)],
+        "networks": networks_of(member, *[monitoring.METRICS] * (plan.asked.monitoring and is_server)),
         "volumes": _mounts(plan, member, folder),
         **_CONFINED,
         "stop_grace_period": "30s",  # for writing the state down
@@ -66,7 +66,13 @@ def _service(plan: Plan, member: Member, folder: Path, build: Path | None, *, is
 def arguments_of(plan: Plan, member: Member, patience_s: float) -> list[str]:
     """The arguments of a member that finds others by the names of their services, and shipped experiments in its image."""
     experiment = plan.asked.experiment if plan.is_shipped else EXPERIMENT
-    return commands.arguments(plan, member, f"{member.parent}:{PORT}", patience_s, experiment)
+    return commands.arguments(plan, member, f"{member.parent}:{PORT}", patience_s, member.among_peers, experiment)
+
+
+def networks_of(member: Member, *more: str) -> list[str] | dict[str, Any]:
+    """The networks of a member's service."""
+    names = [*member.networks, *more]
+    return {name: {"aliases": [member.among_peers]} if name == PEERS else {} for name in names} if PEERS in names else names
 
 
 def volume_of(member: Member) -> tuple[str, str]:

@@ -280,9 +280,7 @@ class _Writer:
         return {"annotations": {f"prometheus.io/{key}": value for key, value in values.items()}}
 
     def _arguments(self, member: Member) -> list[str]:
-        return commands.arguments(
-            self.plan, member, f"{self.called(str(member.parent))}:{PORT}", PATIENCE_S, called=self.called(member.name)
-        )
+        return commands.arguments(self.plan, member, f"{self.called(str(member.parent))}:{PORT}", PATIENCE_S, self.called(member.name))
 
 
 def _port(number: int) -> dict[str, Any]:

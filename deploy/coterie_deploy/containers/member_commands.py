@@ -21,10 +21,10 @@ ALIVE = ["sh", "-c", f'test -n "$(find "${ALIVE_FILE}" -mmin -0.5)"']  # whether
 _NUMBERED = re.compile(r"(|.*[^0-9])(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
-def arguments(plan: Plan, member: Member, server: str, patience_s: float, experiment: str = EXPERIMENT, called: str = "") -> list[str]:
+def arguments(plan: Plan, member: Member, server: str, patience_s: float, called: str, experiment: str = EXPERIMENT) -> list[str]:
     """The arguments of `coterie` in a member's container.
 
-    `server`: HOST:PORT of its parent; `experiment`: what the coordinator reads; `called`: where peers find it, by default its own name.
+    `server`: HOST:PORT of its parent; `called`: where peers find it; `experiment`: what the coordinator reads.
     """
     link = ["--log-format", "json", *(["--tls", CERTIFICATES] if plan.is_secured else ["--insecure"])]
     listen = ["--listen", f"0.0.0.0:{PORT}", "--hosts", str(member.n_children)]
@@ -35,7 +35,7 @@ def arguments(plan: Plan, member: Member, server: str, patience_s: float, experi
     joins = ["--server", server, "--name", member.name]
     keeps = ["--state", STATE, "--patience", f"{patience_s:g}", *link]
     if member.role == "aggregator":
-        announced = ["--announce", called or member.name] if PEERS in member.networks else []
+        announced = ["--announce", called] if PEERS in member.networks else []
         return ["aggregator", *joins, "--cluster", str(member.cluster), *listen, *announced, *keeps]
     own = [*member.selection, "--data", DATA, "--accept", plan.accepts]
     return ["client", *joins, *own, *keeps, *(["--allow-code"] if plan.asked.allow_code else [])]

@@ -62,6 +62,11 @@ class Member:
     selection: tuple[str, ...] = ()  # options that choose a host's users; none: all users of its data
     users: tuple[str, ...] = ()  # those users, if they can be listed here
 
+    @property
+    def among_peers(self) -> str:
+        """Its name on the network of peers alone: by its own, others may find it on the backbone, which they share as well."""
+        return f"peer-{self.name}"
+
 
 @dataclass(frozen=True)
 class Plan:

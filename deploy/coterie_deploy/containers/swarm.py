@@ -16,7 +16,7 @@ from typing import Any
 from coterie.errors import MISTAKE_CODE, ConfigError
 from coterie.session.tls import CA, CERTIFICATE, KEY
 from coterie_deploy.containers import member_commands as commands
-from coterie_deploy.containers.compose import arguments_of, path_from, volume_of, without_variables
+from coterie_deploy.containers.compose import arguments_of, networks_of, path_from, volume_of, without_variables
 from coterie_deploy.containers.member_commands import CERTIFICATES, DATA, EXPERIMENT, RUNS, USER_ID
 from coterie_deploy.containers.members import COORDINATOR, Member, Plan
 from coterie_deploy.containers.places import labels
@@ -84,7 +84,7 @@ class _Writer:
         return {
             "image": plan.image(member.role),
             "command": arguments_of(plan, member, PATIENCE_S),
-            "networks": list(member.networks),
+            "networks": networks_of(member),
             "volumes": list(self._mounts(member)),
             **self._files(member),
             **_ALWAYS,
