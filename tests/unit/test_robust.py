@@ -77,6 +77,35 @@ def test_norm_clip_shortens_the_longest_changes_to_the_longest_of_the_others() -
     assert found.left.sum() == n_clipped
 
 
+# Nine answers, of which the last two lie, and what byzfl 0.0.11 makes of them with f = 2 (Median, TrMean, GeometricMedian(nu=1e-9, T=5000),
+# MultiKrum, and the mean after ARC). Its Krum counts k - f - 1 neighbours where the paper has k - f - 2, and takes another answer here.
+NINE = np.array(
+    [
+        [0.0, 0.3, -0.27],
+        [-0.89, -0.45, -0.99],
+        [0.06, 1.34, -0.49],
+        [-0.62, 0.49, 0.36],
+        [0.11, -0.93, -0.03],
+        [0.7, -1.34, -0.46],
+        [-1.9, -1.29, -1.84],
+        [40.0, -3.0, 5.0],
+        [38.0, 9.0, -70.0],
+    ]
+)
+BYZFL = {
+    "median": [0.06, -0.45, -0.46],
+    "trimmed_mean": [0.049999999999999975, -0.3760000000000001, -0.44799999999999995],
+    "geometric_median": [0.010400426190793084, -0.1460579279220922, -0.5022763962169139],
+    "multi_krum": [-0.3628571428571429, -0.26857142857142857, -0.5314285714285715],
+    "norm_clip": [0.07250912493401947, -0.13584207719620373, -0.4502939103391679],
+}
+
+
+@pytest.mark.parametrize("rule", BYZFL)
+def test_rules_are_those_of_byzfl(rule: Any) -> None:
+    np.testing.assert_allclose(centre(rule, NINE), BYZFL[rule], rtol=1e-12, atol=2e-7 if rule == "geometric_median" else 0)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_two_of_ten_who_send_anything_at_all_move_a_rule_no_further_than_the_others_are(rule: Any) -> None:
     honest = answers(8, 6)
