@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from coterie_deploy.studies.attack import Asked, Attacking, How, attack_here, ch
 from coterie_deploy.studies.attack.lies import KINDS, Lies
 from coterie_deploy.studies.attack.plan import Cell
 from coterie_deploy.studies.attack.result import Attacked, chart_of
-from coterie_deploy.studies.check.federations import clustered, network
+from coterie_deploy.studies.check.federations import CASES, clustered, network
 from coterie_server.record.rundb import open_run
+from tests.integration.test_conformance import two_tiers
 
 
 def updates(folder: Path, disguise: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -72,9 +74,13 @@ def test_lies_are_those_of_their_papers(tmp_path: Path) -> None:
     assert 1.5 < length < 6  # s, more or less
 
 
-def warnings_of(folder: Path) -> list[str]:
+def warnings_of(folder: Path, kind: str = "warning") -> list[str]:
     with contextlib.closing(open_run(folder)) as connection:
-        return [text for (text,) in connection.execute("SELECT text FROM events WHERE kind = 'warning' ORDER BY rowid")]
+        return [text for (text,) in connection.execute("SELECT text FROM events WHERE kind = ? ORDER BY rowid", (kind,))]
+
+
+def notes_of(folder: Path) -> list[str]:
+    return warnings_of(folder, "note")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +155,28 @@ def test_a_host_whose_models_are_no_numbers_does_not_end_a_run_with_a_rule(metho
     found = [text for text in warnings_of(tmp_path / "run") if "'host-3' returned" in text]
     assert bool(found) == (not np.isfinite(value))  # a large number is one, and the rule leaves it out
     assert all("federation.robust leaves such answers out" in text for text in found)
+    notes = notes_of(tmp_path / "run")
+    averaged = "4 users of a cluster" if method == "async_l2gd" else "7 users of a round"
+    assert any(text.startswith(f"robust: of the {averaged} {rule} bears") for text in notes), notes
+    if rule == "multi_krum":
+        assert any("multi_krum has left out answers of" in text and "'u2' in" in text for text in notes)
     if method == "fedavg":
         with contextlib.closing(open_run(tmp_path / "run")) as connection:
             figures = [value for (value,) in connection.execute("SELECT value FROM figures WHERE name IN ('left_out', 'shortened')")]
         assert len(figures) == 3
         assert all(value >= 1 for value in figures)
+
+
+def test_aggregators_say_whom_a_rule_left_out_as_a_flat_run_does(tmp_path: Path) -> None:
+    case = CASES["async_l2gd robust"]
+    asyncio.run(launch(case.experiment(tmp_path), Launch("loopback", folder=tmp_path / "run")))
+    (tmp_path / "two").mkdir()
+    two_tiers("async_l2gd robust", tmp_path / "two").run()
+    flat, two = (notes_of(folder / "run") for folder in (tmp_path, tmp_path / "two"))
+    assert len([text for text in two if "trimmed_mean has left out" in text]) == 3, "one of each cluster"
+    (whole,) = [text for text in flat if "trimmed_mean has left out" in text]
+    for user in re.findall(r"'u\d+' in \d+", whole):
+        assert any(user in text for text in two)
 
 
 def test_without_a_rule_the_sentence_names_host_and_user(tmp_path: Path) -> None:

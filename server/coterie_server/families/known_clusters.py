@@ -53,6 +53,10 @@ class Clusters:
         """(c,) users of each."""
         return np.bincount(self.segments.place, minlength=self.size)
 
+    def nobody_left(self) -> Indices:
+        """How often the rule has left each user out before the first average, (0,) without one."""
+        return np.zeros(0 if self.robust is None else self.gamma.size, dtype=np.int64)
+
     def users_at(self, places: Indices) -> Indices:
         """The users of the clusters at these places, ascending."""
         return np.flatnonzero(np.isin(self.segments.place, places))
@@ -122,12 +126,20 @@ def means_of(clusters: Clusters, places: Indices, sums: Array) -> Array:
     return np.asarray(np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0))
 
 
-def centres_of(clusters: Clusters, places: Indices, models: Array) -> Array:
-    """(m, d) as `averages_of`, or what `federation.robust` has instead: each user then counts as one."""
+def centres_of(clusters: Clusters, places: Indices, models: Array, left: Indices) -> Array:
+    """(m, d) as `averages_of`, or what `federation.robust` has instead: each user then counts as one.
+
+    `left` (n,), how often a rule has left each user out, is counted up; without a rule it is empty.
+    """
     if clusters.robust is None:
         return averages_of(clusters, places, models)
-    own = clusters.segments.place[clusters.users_at(places)]
-    return np.array([robust_rule.centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
+    users, centres = clusters.users_at(places), []
+    for place in places.tolist():
+        is_own = clusters.segments.place[users] == place
+        centre = robust_rule.centre_of(clusters.robust, [models[is_own]])
+        left[users[is_own][centre.left]] += 1
+        centres.append(centre.values)
+    return np.array(centres)
 
 
 def rounding_of(clusters: Clusters, kind: type[Rows], precision: Precision, between: float) -> float:
@@ -148,12 +160,13 @@ async def averaged(
     sent: Sequence[Message],
     to: Indices | None,
     *,
+    left: Indices,
     is_exact: bool,
     wants_models: bool = False,
 ) -> list[tuple[Indices, Array]]:
     """The places and bar_j (m, d) of the clusters of each wish that has any, from what users answer to what is `sent`.
 
-    With `wants_models` they are the users' models themselves, in member order, for averages with noise.
+    `left` is as in `centres_of`. With `wants_models` they are the users' models themselves, in member order, for averages with noise.
     With `is_exact` there must be at most one such wish, and then all users of `to` be of its clusters.
     """
     listed = [wish for wish in wishes if wish[0].size]
@@ -162,7 +175,7 @@ async def averaged(
         wanted = [Wanted(kind, clusters.users_at(places), is_judged=True) for places, kind, _ in judged]
         replies = await federation.exchange(*sent, to=to, wanted=wanted)
         models = [(places, getattr(replies[kind], name)) for places, kind, name in listed]
-        return models if wants_models else [(places, centres_of(clusters, places, theirs)) for places, theirs in models]
+        return models if wants_models else [(places, centres_of(clusters, places, theirs, left)) for places, theirs in models]
     ((places, kind, name),) = listed
     totals = await federation.total(*sent, of=[sum_of(kind, clusters, places, name)], to=to)
     return [(places, means_of(clusters, places, getattr(totals[kind], name)))]
@@ -376,6 +389,14 @@ def fixed_counts(
         scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_up}
     scalars["evaluate", "up"] = 3.0 * n_users
     return {**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars
+
+
+def with_rule(half: StageHalf[Any], clusters: Clusters) -> StageHalf[Any]:
+    """The half, which says at its start what the rule of its averages bears."""
+    sizes = np.unique(clusters.sizes).tolist()
+    notes = robust_rule.said(clusters.robust, sizes, "a cluster")
+    doubts = [doubt for size in sizes for doubt in robust_rule.doubts(clusters.robust, size, "a cluster")]
+    return replace(half, notes=[*half.notes, *notes], warnings=[*half.warnings, *doubts])
 
 
 def closed(half: StageHalf[Any], setting: Setting, clusters: Clusters) -> StageHalf[Any]:

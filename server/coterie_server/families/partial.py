@@ -321,8 +321,9 @@ class PartialSharing:
         n_taken = n_models if labels is None else int(labels.max()) + 1
         unused = f"users have taken only {n_taken} of the {n_models} models: fewer models, other steps or another seed may do better"
         models = self.own.models(self, state, replies) if self.setting.precision.model == np.float64 else None
-        notes, unused_models = robust.found(self.setting, state.beside), (unused,) * (n_taken < n_models)
-        return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True, warnings=unused_models, notes=notes)
+        notes = robust.found(self.setting.robust, self.setting.members.names, state.beside.get(robust.LEFT))
+        warnings = (unused,) * (n_taken < n_models)
+        return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True, warnings=warnings, notes=notes)
 
     def common_models(self, state: SharedState) -> Array | None:
         """(n, d) the models of users with convex problems; None where they are private."""

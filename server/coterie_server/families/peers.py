@@ -92,6 +92,10 @@ class AmongPeers:
                 told.append(answer)
         return state, told
 
+    def notes(self, state: PeersState) -> Sequence[str]:
+        """As `ClusterMethod.notes`."""
+        return self._half.notes(state.method)
+
     async def _parted(self, found: Any) -> tuple[Array, PerCluster]:
         """The centre of the cluster's gap, and what the coordinator receives of the objective."""
         weighted = self._traced.sums(found.clusters, found.weight[:, None] * found.average, found.weight)

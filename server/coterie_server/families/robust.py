@@ -33,7 +33,6 @@ from coterie.families.partial import Single, Updated
 from coterie.text.quoting import quoted
 from coterie_server.families import own_rule
 from coterie_server.families.averages import in_order, owners
-from coterie_server.interface.half import Setting
 
 LEFT = "left out by the rule"  # (n,) in a state: in how many rounds a user's answer was left out or shortened
 
@@ -254,14 +253,14 @@ def doubts(robust: Robust | None, n_users: int, of: str) -> list[str]:
     return [f"robust: of the {n_users} users of {of} {robust.rule} bears {bears} who lie, want {wanted}: more users in each average"]
 
 
-def found(setting: Setting, beside: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
-    """A sentence on whose answers a rule has left out or shortened, and in how many rounds."""
-    if setting.robust is None or LEFT not in beside:
+def found(robust: Robust | None, names: Sequence[str], counts: Indices | None) -> tuple[str, ...]:
+    """A sentence on whose answers a rule has left out or shortened, and in how many rounds: `counts` (n,) of users with these names."""
+    if robust is None or counts is None:
         return ()
-    counts, does = beside[LEFT], f"robust: {setting.robust.rule} has {_does(setting.robust)}"
+    does = f"robust: {robust.rule} has {_does(robust)}"
     n_users = int((counts > 0).sum())
     if not n_users:
         return (f"{does} nobody's answers",)
     most = np.argsort(-counts, kind="stable")[: min(n_users, _SHOWN)].tolist()
-    listed = ", ".join(f"{quoted(setting.members.names[i])} in {counts[i]}" for i in most)
+    listed = ", ".join(f"{quoted(names[i])} in {counts[i]}" for i in most)
     return (f"{does} answers of {n_users} of {counts.size} users, by rounds: {listed}{', ...' if n_users > _SHOWN else ''}",)

@@ -353,6 +353,9 @@ class ClusterMethod(Protocol[S]):
     async def step(self, state: S, inbox: Mapping[type[Message], Message], federation: Federation) -> tuple[S, Sequence[PerCluster]]:
         """Handles the coordinator's messages, and answers for each cluster (ascending numbers)."""
 
+    def notes(self, state: S) -> Sequence[str]:
+        """Sentences about how the stage went."""
+
 
 @dataclass(frozen=True)
 class Need:

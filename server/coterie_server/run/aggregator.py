@@ -92,6 +92,7 @@ class Aggregator(Member):
             return asked.answer
         task = asked.task
         if task.stage_json:
+            self._say_notes()
             self.hub.begin_stage(task.stage, task.stage_json)
             self._half, self._half_state = None, None
         self.hub.state.round = task.round
@@ -116,6 +117,12 @@ class Aggregator(Member):
         if self.experiment.federation.log_tasks:
             text = f"{what} at aggregator {self.name!r}: exchange {task.seq}, round {task.round}"
             self._database.event(what, text, seq=task.seq, stage=task.stage, round=task.round)
+
+    def _say_notes(self) -> None:
+        """Writes down how the stage went that ends."""
+        if self._half is not None and self._half_state is not None:
+            for text in self._half.notes(self._half_state):
+                self._database.event("note", text)
 
     async def _answers(self, task: session_pb2.Task, messages: Sequence[Message]) -> Sequence[Message]:
         if not messages:
@@ -188,6 +195,7 @@ class Aggregator(Member):
 
     async def ending(self, finish: session_pb2.Finish) -> None:
         """Ends the run for the hosts, and waits for their books."""
+        self._say_notes()
         await self.hub.finish(finish.outcome, failed=finish.failed, finding=finding_in(finish.finding))
         self._database.flush()
 

@@ -110,7 +110,9 @@ def hosted(above: StageHalf[Any], half: ClusterMethod[Any], setting: ClusterSett
         return HostedState(after, tier.state), figures
 
     async def finish(state: HostedState, federation: Federation) -> Outcome:
-        return await above.finish(state.method, _Tier(federation, half, state.clusters, setting))
+        tier = _Tier(federation, half, state.clusters, setting)
+        outcome = await above.finish(state.method, tier)
+        return replace(outcome, notes=(*outcome.notes, *half.notes(tier.state)))
 
     return replace(
         above,

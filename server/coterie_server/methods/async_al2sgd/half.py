@@ -39,7 +39,7 @@ from coterie.methods.async_al2sgd import (
     recorded_refreshes,
 )
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families import known_clusters, peers
+from coterie_server.families import known_clusters, peers, robust
 from coterie_server.families.known_clusters import (
     Clusters,
     cluster_sums,
@@ -183,7 +183,8 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     hosts, d = known_clusters.hosts_of(setting, clusters), facts.d
     is_warm = setting.start is not None
     counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, is_warm, config.collect_models, setting.is_exact)
-    return peers.counted(Coordinator(config, setting, clusters, d, counts).as_half(), setting.peers, clusters.size, d)
+    half = known_clusters.with_rule(Coordinator(config, setting, clusters, d, counts).as_half(), clusters)
+    return peers.counted(half, setting.peers, clusters.size, d)
 
 
 def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:
@@ -213,7 +214,8 @@ class ClusterHalf:
     def init(self) -> ClusterHalfState:
         """Before the first iteration."""
         c = self._clusters.size
-        return ClusterHalfState(np.zeros(c, dtype=np.int64), np.zeros((c, 0)), np.zeros(c, dtype=np.int64), np.zeros((c, 0)))
+        zeros, nothing = np.zeros(c, dtype=np.int64), np.zeros((c, 0))
+        return ClusterHalfState(zeros, nothing, zeros, nothing, self._clusters.nobody_left())
 
     async def step(
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
@@ -234,6 +236,10 @@ class ClusterHalf:
         within, traced = state.within_rounds, state.traced
         seen = await cluster_sums(federation, self._clusters, MESSAGES, inbox, within, traced, is_exact=self._is_exact)
         return replace(state, traced=seen.traced), [seen.answer]
+
+    def notes(self, state: ClusterHalfState) -> Sequence[str]:
+        """Whom a rule has left out."""
+        return robust.found(self._clusters.robust, self._names, state.left)
 
     async def _constants(self, federation: Federation) -> ClusterConstants:
         found = (await federation.exchange(AskRowConstants()))[RowConstants]

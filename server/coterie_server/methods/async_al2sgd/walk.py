@@ -39,6 +39,7 @@ class ClusterHalfState:
     average: Array  # (c, d) the newest average, of theta or of x
     within_rounds: Indices  # (c,) how often the cluster has averaged on its own
     traced: Array  # (c, d) bar_j of the latest trace, with exact sums
+    left: Indices  # (n,) how often a rule has left each user out; empty without one
     parameters: Parameters | None = None
 
 
@@ -51,6 +52,7 @@ class Walk:
     def __init__(self, clusters: Clusters, schedule: Schedule, parameters: Parameters, state: ClusterHalfState, *, is_exact: bool) -> None:
         self._clusters, self._schedule, self._p, self._before, self._is_exact = clusters, schedule, parameters, state, is_exact
         self._at, self._average, self._within_rounds = state.at.copy(), state.average.copy(), state.within_rounds.copy()
+        self._left = state.left.copy()
         self._targets: dict[int, Array] = {}  # by place: the vector that the next iteration subtracts
         self._answered = np.zeros(clusters.size, dtype=np.bool_)
 
@@ -74,7 +76,7 @@ class Walk:
                     mine = [part for one in extra if (part := select_clusters(one, self._clusters.numbers[list(some)])) is not None]
                     await self._wave(some, go.until, mine, federation)
             extra = []
-        state = ClusterHalfState(self._at, self._average, self._within_rounds, self._before.traced, self._p)
+        state = ClusterHalfState(self._at, self._average, self._within_rounds, self._before.traced, self._left, self._p)
         wanted = int(go.wanted[0])
         if wanted == NOTHING:
             return state, []
@@ -98,7 +100,7 @@ class Walk:
         is_all = places.size == self._clusters.size
         to = None if is_all else self._clusters.users_at(places)
         wishes: list[Wish] = [(places[wanted == THETA], MESSAGES.models, "theta"), (places[wanted == ANCHOR], Anchors, "x")]
-        found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact)
+        found = await averaged(federation, self._clusters, wishes, sent, to, left=self._left, is_exact=self._is_exact)
         self._at[places] = stops
         for asked, averages in found:
             self._learn(asked, averages)

@@ -23,7 +23,7 @@ from coterie.experiment.privacy import Draws, Privacy
 from coterie.families.schedule import Schedule, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Advance, Config, Parameters
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families import cluster_noise, coin_counts, known_clusters, peers
+from coterie_server.families import cluster_noise, coin_counts, known_clusters, peers, robust
 from coterie_server.families.cluster_noise import ClusterNoise
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.families.known_clusters import (
@@ -270,7 +270,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     products, may_reuse = clusters.alpha * clusters.segments.maxima(clusters.gamma), config.reuse != "never"
     reuses_bar = bool(may_reuse and clusters.is_even.all() and np.all(products == products[0]))
     reuse = np.where(np.logical_and(may_reuse, clusters.is_even), REUSE_ALL if reuses_bar else REUSE_WITHIN, NO_REUSE)
-    half = Coordinator(config, setting, clusters, rates, facts.d, reuse, reuses_bar).as_half()
+    half = known_clusters.with_rule(Coordinator(config, setting, clusters, rates, facts.d, reuse, reuses_bar).as_half(), clusters)
     return peers.counted(known_clusters.closed(half, setting, clusters), setting.peers, clusters.size, facts.d)
 
 
@@ -292,7 +292,7 @@ class ClusterHalf:
         """Before the first iteration."""
         c = self._clusters.size
         nothing, zeros = np.zeros((c, 0)), np.zeros(c, dtype=np.int64)
-        return ClusterHalfState(zeros, zeros, nothing, nothing, zeros, nothing)
+        return ClusterHalfState(zeros, zeros, nothing, nothing, zeros, nothing, self._clusters.nobody_left())
 
     async def step(
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
@@ -308,6 +308,10 @@ class ClusterHalf:
         is_exact = self._setting.is_exact
         seen = await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds, state.traced, is_exact=is_exact)
         return replace(state, traced=seen.traced), [seen.answer]
+
+    def notes(self, state: ClusterHalfState) -> Sequence[str]:
+        """Whom a rule has left out."""
+        return robust.found(self._clusters.robust, self._setting.members.names, state.left)
 
     def _noise(self, state: ClusterHalfState) -> ClusterNoise | None:
         """That of the averages, with `privacy`: of all clusters, since runs with aggregators have none."""

@@ -36,6 +36,7 @@ class ClusterHalfState:
     global_average: Array  # (c, d) bar
     within_rounds: Indices  # (c,) how often the cluster has averaged on its own
     traced: Array  # (c, d) bar_j of the latest trace, with exact sums
+    left: Indices  # (n,) how often a rule has left each user out; empty without one
     parameters: Parameters | None = None
 
 
@@ -86,6 +87,7 @@ class Walk:
         self._precision, self._is_exact, self._noise = setting.precision, setting.is_exact, noise
         self._schedule = schedule_by(setting.seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
         self._at, self._known, self._within_rounds = state.at.copy(), state.known.copy(), state.within_rounds.copy()
+        self._left = state.left.copy()
         self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
         self._has_news = np.zeros(clusters.size, dtype=np.bool_)  # whether bar is new, and has yet to be sent to the users
 
@@ -103,7 +105,7 @@ class Walk:
             else:
                 await self._wave(legs, federation)
         known = self._at, self._known, self._cluster_average, self._global_average, self._within_rounds
-        state = ClusterHalfState(*known, self._before.traced, self._p)
+        state = ClusterHalfState(*known, self._before.traced, self._left, self._p)
         if not wants_pair.any():
             return state, []
         weight = self._clusters.alpha * self._clusters.gamma_sums
@@ -141,7 +143,9 @@ class Walk:
         is_all = places.size == self._clusters.size
         to = None if is_all else self._clusters.users_at(places)
         wishes = [(places[wants > 0], MESSAGES.models, "theta")]
-        found = await averaged(federation, self._clusters, wishes, sent, to, is_exact=self._is_exact, wants_models=self._noise is not None)
+        found = await averaged(
+            federation, self._clusters, wishes, sent, to, left=self._left, is_exact=self._is_exact, wants_models=self._noise is not None
+        )
         for place, leg in legs.items():
             self._arrive(place, leg)
         for asked, averages in found:
