@@ -245,7 +245,7 @@ def packed_kind(cls: type[Message]) -> type[Message]:
     """
     kind = f"{cls.kind}{PACKED}"
     if kind not in _PACKED:
-        rows = (Rows if issubclass(cls, Rows) else Broadcast,)
+        whose = next((base for base in (Rows, PerCluster) if issubclass(cls, base)), Broadcast)
         columns: list[tuple[str, object]] = []
         beside: list[tuple[str, object]] = []
         for name, spec in cls.specs:
@@ -255,10 +255,9 @@ def packed_kind(cls: type[Message]) -> type[Message]:
                 beside.append((f"{name}_aside", Annotated[Array, _bytes(name, "aside")]))
             else:
                 columns.append((name, Annotated[Array, spec]))
-        for end, bases, listed in ((PACKED, rows, columns), (ASIDE, (Aside,), beside)):
-            made = make_dataclass(
-                f"{cls.__name__}{end}", listed, bases=bases, frozen=True, namespace={"of": cls, "__module__": cls.__module__}
-            )
+        for end, base, listed in ((PACKED, whose, columns), (ASIDE, Aside, beside)):
+            names = {"of": cls, "__module__": cls.__module__}
+            made = make_dataclass(f"{cls.__name__}{end}", listed, bases=(base,), frozen=True, namespace=names)
             made.kind, made.method, made.step = f"{cls.kind}{end}", cls.method, cls.step  # type: ignore[attr-defined]
             made.specs = tuple((name, annotated.__metadata__[0]) for name, annotated in listed)  # type: ignore[attr-defined]
             _PACKED[f"{cls.kind}{end}"] = made

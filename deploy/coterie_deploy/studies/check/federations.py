@@ -249,6 +249,7 @@ CASES: Mapping[str, Case] = {
     "async_l2gd never": clustered({**_L2GD, "reuse": "never"}),
     "async_l2gd single": clustered({**_L2GD, "variant": "single_coin", "p": None}),
     "async_l2gd robust": clustered(_L2GD, federation=_robust("trimmed_mean", fraction=0.25)),
+    "async_l2gd thin": clustered(_L2GD, federation=_thin(up={"lossless": "zlib"}, down={"lossless": "zlib"})),
     "async_al2sgd": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}),
     "async_l2gd sums": clustered({**_L2GD, "gamma": _GAMMA, "collect_models": True, "trace_every": 20}, exact_sums=True),
     "async_al2sgd sums": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}, exact_sums=True),
