@@ -1,5 +1,7 @@
-"""Packages as pip installs them, made in a folder: a few modules, and their metadata; and the check of a method in a file. Nothing here is
-tested itself."""
+"""Packages as pip installs them, made in a folder: a few modules, and their metadata; and the check of one in a file.
+
+Nothing here is tested itself.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def installed(folder: Path, name: str, version: str, names: Mapping[str, Mapping
     return folder
 
 
-def checked(name: str, folder: Path) -> str:
-    """What `coterie check method` prints of a method in a file of the folder. AssertionError where a check fails."""
-    command = (sys.executable, "-m", "coterie", "check", "method", f"{name}:METHOD")
+def checked(name: str, folder: Path, kind: str = "method") -> str:
+    """What `coterie check` prints of a method or compressor in a file of the folder. AssertionError where a check fails."""
+    command = (sys.executable, "-m", "coterie", "check", kind, f"{name}:{kind.upper()}")
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout

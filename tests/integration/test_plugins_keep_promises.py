@@ -1,4 +1,4 @@
-"""The packages of `deploy/plugins`, and those that `coterie new method` writes, pass `coterie check method` as they are."""
+"""The packages of `deploy/plugins`, and those that `coterie new` writes, pass `coterie check` as they are."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def test_a_new_package_passes_all_checks(kind: str, tmp_path: Path) -> None:
     write_package(kind, f"new_{kind}", tmp_path / "package")
     said = checked(f"new_{kind}", tmp_path / "package")
     assert "14 checks passed, 1 not applicable" in said or "15 checks passed" in said
+
+
+@pytest.mark.slow
+def test_a_new_compressor_passes_all_checks(tmp_path: Path) -> None:
+    write_package("compressor", "new_compressor", tmp_path / "package")
+    assert "15 checks passed, 0 not applicable" in checked("new_compressor", tmp_path / "package", "compressor")
 
 
 def test_a_package_says_with_what_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Extend": {
         "new": "Write an experiment, or a package with a method of yours.",
-        "check": "Check that a method keeps what Coterie promises.",
+        "check": "Check that a method or compressor keeps what Coterie promises.",
     },
 }
 _LAST: Final = "Others"  # commands without a group

@@ -38,6 +38,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "network_loss": Kind("loss", "$name:LOSS", "problem: {loss: $name}", "coterie[torch]"),
     "model": Kind("model", "$name:$name", "model: {name: $name}", "coterie[torch]"),
     "data": Kind("source", "$name:SOURCE", "data: {source: $name}"),
+    "compressor": Kind("compressor", "$name:COMPRESSOR", "federation: {compress: {up: {by: $name}}}"),
     "method": Kind("method", "$name", "method: {name: $name}", "coterie[torch]"),
     "halves": Kind("method", "$name", "method: {name: $name}"),
 }
@@ -45,7 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @app.command("new")
 def make_package(
-    kind: Annotated[Literal["experiment", "method", "loss", "model", "data"], typer.Argument(help="What to create.")],
+    kind: Annotated[Literal["experiment", "method", "loss", "model", "data", "compressor"], typer.Argument(help="What to create.")],
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Its name. An experiment may have none: my.", show_default=False)
     ] = None,
@@ -53,7 +54,7 @@ def make_package(
     network: Annotated[bool, typer.Option("--network", help="A loss or an experiment of networks instead of convex problems.")] = False,
     messages: Annotated[bool, typer.Option("--messages", help="A method with messages of its own instead of a local update.")] = False,
 ) -> None:
-    """Write a small package: a method, a loss, a model or a data source of your own, with a test and an experiment. It runs at once.
+    """Write a small package: a method, loss, model, data source or compressor of your own, with a test and an experiment. It runs at once.
 
     An experiment is one file with comments, NAME.yaml, here or in DIR.
     """
@@ -68,7 +69,7 @@ def make_package(
     folder = output or Path(name)
     written = write_package("network_loss" if network else "halves" if messages else kind, name, folder)
     typer.echo(f"{folder}: {', '.join(written)}")
-    checked = f" coterie check method {name}:METHOD;" if kind == "method" else ""
+    checked = f" coterie check {kind} {name}:{kind.upper()};" if kind in ("method", "compressor") else ""
     typer.echo(f"next: cd {folder}; coterie run experiment.yaml;{checked} pip install -e .")
 
 
@@ -123,7 +124,7 @@ def _check_name(name: str, kind: plugins.Kind) -> None:
     built_in: Mapping[str, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"the name is {name!r}, want small letters, digits and underscores, of which the first is a letter")
-    if name in built_in[kind]:
+    if name in built_in.get(kind, ()):
         raise ConfigError(f"{plugins.noun(kind)} {name!r} is built in: want another name")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # which a mere folder has not

@@ -159,7 +159,7 @@ def reproduce(
         papers.reproduce(name, seeds=seeds, output=output, data=data, columns=columns, jobs=jobs)
 
 
-checks = typer.Typer(help="Check that a method of your own keeps what Coterie promises.")
+checks = typer.Typer(help="Check that a method or compressor of your own keeps what Coterie promises.")
 app.add_typer(checks, name="check")
 
 
@@ -190,3 +190,28 @@ def check_a_method(
         raise ConfigError("coterie check method wants the name of a method, or --list")
     asked = Asked(name, experiment, only or (), seed, overrides or (), data, output)
     raise typer.Exit(0 if check_here(asked, console_on(), console_on(stderr=True)) else 1)
+
+
+@checks.command("compressor")
+def check_a_compressor(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of a package, or module:NAME.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Only this one; again for more.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Instead: the checks, and what each proves.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the processes and times of kills.")] = 0,
+    overrides: options.Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs here.")] = None,
+) -> None:
+    """Check a compressor: its rows have the bytes that it says and the same bits each time, and so do runs. Exit code 1 if not.
+
+    Rows of many kinds, then runs of a small federation, in this process and in processes over gRPC: half a minute.
+    """
+    from coterie.errors import ConfigError
+    from coterie_deploy.studies.check.show import check_compressor_here, list_checks
+
+    if list_:
+        list_checks(console_on(), "compressor")
+        return
+    if name is None:
+        raise ConfigError("coterie check compressor wants the name of a compressor, or --list")
+    is_right = check_compressor_here(name, only or (), seed, overrides or (), output, console_on(), console_on(stderr=True))
+    raise typer.Exit(0 if is_right else 1)

@@ -1,4 +1,4 @@
-"""`coterie check method`: whether a method keeps what Coterie promises of every method.
+"""`coterie check`: whether a method, or a compressor, keeps what Coterie promises of all of them.
 
 It is for methods what scikit-learn's `check_estimator` is for estimators: a table of named checks, each on runs of a small federation. The
 tests run the same table on our own methods.
@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from coterie.compress.numbers import compressor
 from coterie.errors import ConfigError, CoterieError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.experiment.overrides import apply_overrides
 from coterie.text.quoting import quoted
 from coterie.text.suggestions import suggestion
+from coterie_deploy.studies.check.compressors import case_of
 from coterie_deploy.studies.check.federations import CASES, Case, cases_of
-from coterie_deploy.studies.check.table import CHECKS, Check, needed
+from coterie_deploy.studies.check.table import CHECKS, COMPRESSOR_CHECKS, Check, needed
 from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
 
 State = Literal["passed", "failed", "not applicable"]
@@ -62,12 +64,28 @@ def check_method(
                 raise
             no_settings = "the small federation has no settings for it: give them with --set method.KEY=VALUE"
             raise ConfigError(f"{error}; {no_settings}, or in checked_with of its METHOD, or a federation with --experiment") from error
-        found = []
-        for one in _verdicts(trial, wanted, on_check):
-            found.append(one)
-            if on_verdict is not None:
-                on_verdict(one)
-        return found
+        return _judged(trial, wanted, CHECKS, on_check, on_verdict)
+
+
+def check_compressor(
+    name: str,
+    *,
+    only: Sequence[str] = (),
+    seed: int = 0,
+    changes: Sequence[str] = (),
+    output: Path | None = None,
+    on_check: Callable[[Check], None] | None = None,
+    on_verdict: Callable[[Checked], None] | None = None,
+) -> list[Checked]:
+    """Checks a compressor, of a package or as module:NAME, on rows and on a small federation. The arguments are those of `check_method`.
+
+    ConfigError for one that cannot be imported, and for an unknown check.
+    """
+    wanted = chosen(only, COMPRESSOR_CHECKS)
+    with _folder(output) as folder:
+        trial = Trial(replace(case_of(name), changes=changes), folder, seed)
+        compressor(name)  # can be imported
+        return _judged(trial, wanted, COMPRESSOR_CHECKS, on_check, on_verdict)
 
 
 def case_on(experiment: Experiment, data: Path | None = None) -> Case:
@@ -76,17 +94,17 @@ def case_on(experiment: Experiment, data: Path | None = None) -> Case:
     return Case(lambda _, changes: experiment_from(apply_overrides(content, changes)), data)
 
 
-def chosen(only: Sequence[str]) -> list[Check]:
+def chosen(only: Sequence[str], table: Sequence[Check] = CHECKS) -> list[Check]:
     """The checks of these names, in the order of the table; all of them for none. ConfigError for an unknown one."""
-    known = [check.name for check in CHECKS]
+    known = [check.name for check in table]
     for name in only:
         if name not in known:
             raise ConfigError(f"the check {quoted(name)} is unknown, want one of {', '.join(known)}{suggestion(name, known)}")
-    return [check for check in CHECKS if not only or check.name in only]
+    return [check for check in table if not only or check.name in only]
 
 
 def verdict(check: Check, trial: Trial) -> Checked:
-    """Runs one check. Whatever the method raises is a failure."""
+    """Runs one check. Whatever is raised is a failure."""
     started = time.monotonic()
     state: State = "passed"
     try:
@@ -101,11 +119,26 @@ def verdict(check: Check, trial: Trial) -> Checked:
     return Checked(check, state, reason, time.monotonic() - started)
 
 
-def _verdicts(trial: Trial, wanted: Sequence[Check], on_check: Callable[[Check], None] | None) -> Iterator[Checked]:
+def _judged(
+    trial: Trial,
+    wanted: Sequence[Check],
+    table: Sequence[Check],
+    on_check: Callable[[Check], None] | None,
+    on_verdict: Callable[[Checked], None] | None,
+) -> list[Checked]:
+    found = []
+    for one in _verdicts(trial, wanted, table, on_check):
+        found.append(one)
+        if on_verdict is not None:
+            on_verdict(one)
+    return found
+
+
+def _verdicts(trial: Trial, wanted: Sequence[Check], table: Sequence[Check], on_check: Callable[[Check], None] | None) -> Iterator[Checked]:
     """A check is not run if it builds on one that has failed, since it would fail for the same reason."""
     broken: set[str] = set()
     for check in wanted:
-        if blamed := [name for name in needed(check) if name in broken]:
+        if blamed := [name for name in needed(check, table) if name in broken]:
             yield Checked(check, "not applicable", f"it builds on {blamed[0]!r}, which has failed")
             continue
         if on_check is not None:
@@ -127,4 +160,4 @@ def _folder(output: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-__all__ = ["CHECKS", "Check", "Checked", "case_on", "check_method", "chosen", "verdict"]
+__all__ = ["CHECKS", "COMPRESSOR_CHECKS", "Check", "Checked", "case_on", "check_compressor", "check_method", "chosen", "verdict"]

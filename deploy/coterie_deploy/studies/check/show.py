@@ -1,4 +1,4 @@
-"""What `coterie check method` prints: a line for each check, and a sentence for each that has failed or has more to say."""
+"""What `coterie check` prints: a line for each check, and a sentence for each that has failed or has more to say."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.errors import ConfigError
+from coterie.experiment import plugins
 from coterie.registry import is_method
 from coterie_deploy.read.shipped import load
-from coterie_deploy.studies.check import CHECKS, Check, Checked, check_method
+from coterie_deploy.studies.check import CHECKS, COMPRESSOR_CHECKS, Check, Checked, check_compressor, check_method
 from coterie_deploy.studies.check.federations import CASES, cases_of
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import counted, duration, table
@@ -30,9 +31,10 @@ class Asked:
     output: Path | None = None
 
 
-def list_checks(console: Console) -> None:
-    """Prints the checks, and what each proves."""
-    built = table("Checks of a method", ["check", "what it proves"], [[check.name, check.proves] for check in CHECKS], n_text=2)
+def list_checks(console: Console, of: str = "method") -> None:
+    """Prints the checks of a method or compressor, and what each proves."""
+    listed = CHECKS if of == "method" else COMPRESSOR_CHECKS
+    built = table(f"Checks of a {of}", ["check", "what it proves"], [[check.name, check.proves] for check in listed], n_text=2)
     built.columns[0].no_wrap = True
     console.print(built)
 
@@ -47,9 +49,7 @@ def check_here(asked: Asked, out: Console, err: Console) -> bool:
         where = f"the experiment {subject.name!r}"
     else:
         where = "a small federation" if rows[0] == subject else f"the small federation {rows[0]!r}"
-    out.print(Text(printable(f"Method {asked.method!r} on {where}"), style="bold"))
-    out.print()
-    out.print(Text(_line("check", "result", "time"), style="dim"))
+    _begin(out, f"Method {asked.method!r} on {where}")
     with _told(err) as on_check:
         found = check_method(
             subject,
@@ -61,6 +61,32 @@ def check_here(asked: Asked, out: Console, err: Console) -> bool:
             on_check=on_check,
             on_verdict=lambda one: _say(out, one),
         )
+    others = f"There are other small federations for it: {', '.join(rows[1:])}." if rows[1:] else ""
+    return _conclude(out, found, others)
+
+
+def check_compressor_here(
+    name: str, only: Sequence[str], seed: int, changes: Sequence[str], output: Path | None, out: Console, err: Console
+) -> bool:
+    """Checks a compressor and prints the verdicts: whether none has failed. ConfigError for one that is not there, and an unknown check."""
+    is_file = name.isidentifier() and Path(f"{name}.py").is_file()
+    subject = f"{name}:COMPRESSOR" if is_file and not plugins.is_there("compressor", name) else name
+    _begin(out, f"Compressor {name!r} on rows of numbers, and on a small federation")
+    with _told(err) as on_check:
+        found = check_compressor(
+            subject, only=only, seed=seed, changes=changes, output=output, on_check=on_check, on_verdict=lambda one: _say(out, one)
+        )
+    return _conclude(out, found)
+
+
+def _begin(out: Console, title: str) -> None:
+    out.print(Text(printable(title), style="bold"))
+    out.print()
+    out.print(Text(_line("check", "result", "time"), style="dim"))
+
+
+def _conclude(out: Console, found: Sequence[Checked], others: str = "") -> bool:
+    """Prints the reasons and the counts: whether none has failed."""
     out.print()
     failed = [one for one in found if one.state == "failed"]
     for one in found:
@@ -69,8 +95,8 @@ def check_here(asked: Asked, out: Console, err: Console) -> bool:
     for one in failed:
         out.print(Text(printable(f"{one.check.name} HAS FAILED: {one.reason}"), style="red"))
         out.print(Text(f"  {one.check.proves}"))
-    if rows[1:]:
-        out.print(Text(f"There are other small federations for it: {', '.join(rows[1:])}."))
+    if others:
+        out.print(Text(others))
     n_passed = sum(one.state == "passed" for one in found)
     said = f"{counted(len(failed), 'check')} failed, " if failed else ""
     out.print(Text(f"{said}{counted(n_passed, 'check')} passed, {len(found) - len(failed) - n_passed} not applicable."))

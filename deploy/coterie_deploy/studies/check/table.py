@@ -1,15 +1,18 @@
-"""The table of checks: what each proves, and which others must pass for its verdict to mean anything."""
+"""The tables of checks: what each proves, and which others must pass for its verdict to mean anything."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from coterie_deploy.studies.check import declared, privacy, runs
+from coterie_deploy.studies.check import compressors, declared, privacy, runs
 from coterie_deploy.studies.check.trial import Trial
 
 
 @dataclass(frozen=True)
 class Check:
-    """One property of every method. `run` returns what else there is to say; it raises `Failed`, or `NotApplicable` with the reason."""
+    """One property of every method or compressor.
+
+    `run` returns what else there is to say; it raises `Failed`, or `NotApplicable` with the reason.
+    """
 
     name: str
     proves: str  # in one sentence
@@ -68,9 +71,19 @@ CHECKS = (
     ),
 )
 BY_NAME = {check.name: check for check in CHECKS}
+_OF_RUNS = ("closed-form", "books", "repeat", "arrival", "hosts", "snapshots", "kills", "grpc", "processes")
+COMPRESSOR_CHECKS = (
+    Check("sizes", "Rows of any length take as many bytes as sizes says, which are known before they arrive.", compressors.sizes),
+    Check("reads", "Rows are written and read again with the same bits, and nothing is changed in place.", compressors.reads, ("sizes",)),
+    Check("alone", "A row has the same bytes whatever rows are with it: users may share a host.", compressors.alone, ("reads",)),
+    Check("numbers", "Zeros, equal, huge and tiny numbers are read as finite numbers.", compressors.numbers, ("reads",)),
+    Check("foreign", "Any bytes of the right number are read without an error: a host may send them.", compressors.foreign, ("reads",)),
+    replace(BY_NAME["runs"], needs=("alone", "numbers")),
+    *(BY_NAME[name] for name in _OF_RUNS),
+)
 
 
-def needed(check: Check) -> list[str]:
-    """The checks that one builds on, directly and through others."""
-    direct = [BY_NAME[name] for name in check.needs]
-    return list(dict.fromkeys(name for other in direct for name in (*needed(other), other.name)))
+def needed(check: Check, table: Sequence[Check] = CHECKS) -> list[str]:
+    """The checks of the table that one builds on, directly and through others."""
+    direct = [other for other in table if other.name in check.needs]
+    return list(dict.fromkeys(name for other in direct for name in (*needed(other, table), other.name)))
