@@ -41,7 +41,7 @@ BREAKS = {
     "together": ("np.abs(x).mean(axis=1, keepdims=True)", "np.full((len(x), 1), np.abs(x).mean())", "alone", "when it is alone"),
     "zeros": ("* scale", "* scale / scale", "numbers", "a row of zeros is read as [nan"),
     "overflow": ("* scale", "* np.sqrt(np.float64(np.float32(scale) ** 2))", "numbers", "a row of huge numbers is read as"),
-    "picky": ("scale = ", "(aside[0] == 255).all() and {}[0]; scale = ", "foreign", "failed with KeyError"),
+    "picky": ("scale = ", "(aside[0] == 255).all() and {}[0]; scale = ", "foreign", "KeyError: 0"),
 }
 
 
