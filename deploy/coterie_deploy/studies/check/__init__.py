@@ -20,8 +20,7 @@ from coterie.experiment.config import Experiment, experiment_from, experiment_to
 from coterie.experiment.overrides import apply_overrides
 from coterie.text.quoting import quoted
 from coterie.text.suggestions import suggestion
-from coterie_deploy.studies.check.compressors import case_of
-from coterie_deploy.studies.check.federations import CASES, Case, cases_of
+from coterie_deploy.studies.check.federations import CASES, Case, cases_of, compressed
 from coterie_deploy.studies.check.table import CHECKS, COMPRESSOR_CHECKS, Check, needed
 from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
 
@@ -83,7 +82,7 @@ def check_compressor(
     """
     wanted = chosen(only, COMPRESSOR_CHECKS)
     with _folder(output) as folder:
-        trial = Trial(replace(case_of(name), changes=changes), folder, seed)
+        trial = Trial(replace(compressed(name), changes=changes), folder, seed)
         compressor(name)  # can be imported
         return _judged(trial, wanted, COMPRESSOR_CHECKS, on_check, on_verdict)
 

@@ -10,7 +10,6 @@ from coterie.compress.draws import Draws
 from coterie.compress.numbers import Bytes, Compressor, compressor
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
-from coterie_deploy.studies.check.federations import Case, descent
 from coterie_deploy.studies.check.trial import Failed, Trial
 
 _LENGTHS = (1, 2, 3, 7, 8, 9, 64, 1000)  # of rows
@@ -28,11 +27,6 @@ _ROWS_OF: dict[str, list[float]] = {
     "numbers that float32 has none of": [1e-60, -3e-60, 2e-60],
     "huge and tiny numbers": [1e30, -1e-30, 1e-30],
 }
-
-
-def case_of(name: str) -> Case:
-    """A small federation whose users send their models by this compressor."""
-    return descent({"name": "fedavg"}, federation={"compress": {"up": {"by": name}}})
 
 
 def sizes(trial: Trial) -> str:

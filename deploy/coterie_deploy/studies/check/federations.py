@@ -288,6 +288,11 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def compressed(by: str) -> Case:
+    """A small federation whose users send their models by this compressor."""
+    return descent({"name": "fedavg"}, federation=_thin(up={"by": by}))
+
+
 def cases_of(name: str) -> dict[str, Case]:
     """The small federations of a method by name, that to begin with first. `name` may be that of a row of `CASES`, or of any method.
 
