@@ -68,6 +68,8 @@ def test_a_memory_changes_what_is_sent(tmp_path: Path) -> None:
         {"up": {"rand_k": 0.4, "quantize": {}}},
         {"up": {"quantize": {"bits": 1, "rotate": "hadamard", "stochastic": False}}, "down": {"lossless": "zlib"}},
         {"up": {"top_k": 0.4, "lossless": "zlib"}},
+        {"up": {"low_rank": 1}},
+        {"up": {"low_rank": 1, "quantize": {"bits": 8}}},
     ],
     ids=str,
 )

@@ -141,6 +141,7 @@ def test_a_method_has_its_own_small_federations() -> None:
         "fedavg robust",
         "fedavg thin",
         "fedavg thin convex",
+        "fedavg thin rank",
         "fedavg convex",
         "fedavg convex sums",
     ]

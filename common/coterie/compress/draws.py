@@ -35,9 +35,15 @@ class Draws:
 
     def signs(self, d: int) -> Array:
         """(rows, 2, d) of +1 and -1, for rotations."""
-        n_words = -(-2 * d // 64)
-        bits = np.unpackbits(self._words("rotation", n_words).astype("<u8").view(np.uint8), axis=1, count=2 * d, bitorder="little")
-        found: Array = 1.0 - 2.0 * bits.reshape(len(self.owners), 2, d).astype(np.float64)
+        return self._signs("rotation", 2 * d).reshape(len(self.owners), 2, d)
+
+    def directions(self, n: int) -> Array:
+        """(rows, n) of +1 and -1, for what begins anywhere."""
+        return self._signs("directions", n)
+
+    def _signs(self, purpose: str, n: int) -> Array:
+        words = self._words(purpose, -(-n // 64)).astype("<u8")
+        found: Array = 1.0 - 2.0 * np.unpackbits(words.view(np.uint8), axis=1, count=n, bitorder="little").astype(np.float64)
         return found
 
     def places(self, d: int, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.compress.draws import Draws
+from coterie.compress.factors import Factors
 from coterie.compress.memory import Memory
 from coterie.compress.packing import Packing
 from coterie.errors import ProtocolError
@@ -65,9 +66,14 @@ class Link:
     seed: int
 
     @staticmethod
-    def of(rule: Thin, experiment: Experiment) -> Link:
+    def of(rule: Thin, experiment: Experiment, model: Callable[[], str] = lambda: "") -> Link:
+        """`model` gives the tensors of the run's network, as hosts describe them; it is asked for when there are weights."""
         precision, shrinks = Precision.of_run(experiment), isinstance(rule, Up) and rule.remembers
-        vectors, weights = (Packing.of(rule, dtype, shrinks=shrinks) for dtype in (precision.dtype, precision.weights))
+        factors = None
+        if isinstance(rule, Up) and rule.low_rank is not None:
+            factors = Factors(rule.low_rank, model)
+        vectors = Packing.of(rule, precision.dtype, shrinks=shrinks)
+        weights = Packing.of(rule, precision.weights, shrinks=shrinks, factors=factors)
         return Link(rule, vectors, weights, precision, experiment.seed)
 
     @property

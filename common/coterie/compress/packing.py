@@ -11,6 +11,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.compress.choice import Choice, Drawn, Largest, kept
 from coterie.compress.draws import Draws
+from coterie.compress.factors import Factors
 from coterie.compress.numbers import Bytes, Few, Numbers, Plain, compressor
 from coterie.errors import ProtocolError
 from coterie.experiment.compress import Thin
@@ -34,9 +35,10 @@ class Packing:
     numbers: Numbers
     deflates: bool
     itemsize: int  # of numbers that are not quantized; 1 for those that are
+    factors: Factors | None = None  # of weights, instead of a choice
 
     @staticmethod
-    def of(rule: Thin, dtype: np.dtype[Any], *, shrinks: bool = False) -> Packing:
+    def of(rule: Thin, dtype: np.dtype[Any], *, shrinks: bool = False, factors: Factors | None = None) -> Packing:
         """`shrinks`: numbers that are drawn stay as they are, so that less is lost than there was, as a memory of losses needs it."""
         choice: Choice | None = None
         if rule.top_k is not None:
@@ -48,19 +50,21 @@ class Packing:
             numbers = compressor(rule.by)
         elif rule.quantize is not None:
             numbers = Few(rule.quantize)
-        return Packing(choice, numbers, rule.lossless is not None, dtype.itemsize if isinstance(numbers, Plain) else 1)
+        return Packing(choice, numbers, rule.lossless is not None, dtype.itemsize if isinstance(numbers, Plain) else 1, factors)
 
     def sizes(self, n: int, d: int) -> Sizes:
         """Of n rows of d numbers."""
         if not n * d:
             return Sizes(0, 0)
-        values, aside = self.numbers.sizes(d if self.choice is None else kept(self.choice.fraction, d))
+        values, aside = self.numbers.sizes(self._kept(d))
         return Sizes(n * values, n * (aside + (0 if self.choice is None else self.choice.size(d))))
 
     def pack(self, x: Array, draws: Draws) -> tuple[Bytes, Bytes]:
         """Rows (n, d) as their numbers, and as what is needed to read them."""
         if not x.size:
             return np.zeros(0, np.uint8), np.zeros(0, np.uint8)
+        if self.factors is not None:
+            x = self.factors.written(x, draws)
         places, listed = (None, np.zeros((len(x), 0), np.uint8)) if self.choice is None else self.choice.choose(x, draws)
         values, scales = self.numbers.write(x if places is None else np.take_along_axis(x, places, axis=1), draws)
         values = np.ascontiguousarray(values).reshape(-1)
@@ -78,10 +82,12 @@ class Packing:
             raise ProtocolError(f"{n} compressed vectors of {d} numbers bring {brought}, wanted {sizes.values} and {sizes.aside}")
         if not n * d:
             return np.zeros((n, d))
-        k = d if self.choice is None else kept(self.choice.fraction, d)
+        k = self._kept(d)
         _, n_scales = self.numbers.sizes(k)
         asides = aside.reshape(n, -1)
         found: Array = self.numbers.read(values.reshape(n, -1), asides[:, :n_scales], k, draws)
+        if self.factors is not None:
+            return self.factors.read(found, d)
         if self.choice is None:
             return found
         whole = np.zeros((n, d))
@@ -93,6 +99,12 @@ class Packing:
         sizes = self.sizes(n, d)
         most = sizes.values + sizes.values // 1000 + _EXTRA_BYTES if self.deflates else sizes.values
         return aside == sizes.aside and (values <= most if self.deflates else values == sizes.values)
+
+    def _kept(self, d: int) -> int:
+        """How many numbers are written of d."""
+        if self.factors is not None:
+            return self.factors.kept(d)
+        return d if self.choice is None else kept(self.choice.fraction, d)
 
     def _inflated(self, values: Bytes, size: int) -> Bytes:
         """The bytes before zlib, which are never more than `size`."""

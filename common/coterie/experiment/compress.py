@@ -50,7 +50,7 @@ class Thin(Settings):
         if self.by is not None and self.quantize is not None:
             raise ValueError("by and quantize both say how numbers are written: give one")
         if not (self.loses or self.lossless):
-            raise ValueError("it compresses nothing: want top_k, rand_k, quantize, by or lossless, or no such key")
+            raise ValueError("it compresses nothing: want low_rank (of up alone), top_k, rand_k, quantize, by or lossless, or no such key")
         return self
 
     @property
@@ -62,12 +62,28 @@ class Thin(Settings):
 class Up(Thin):
     """How users' answers are sent."""
 
+    #: Instead of each matrix of a network's weights, two thin ones of this rank are sent (PowerSGD). The kernels of a convolution are one
+    #: matrix, with a row for each output. Biases, and matrices that would not become smaller, are sent whole.
+    low_rank: Annotated[int, Field(ge=1, le=1000)] | None = None
     #: task: an answer is sent as its difference from what the task brought to the user, where both have the same axes; answers without such
     #: a task travel whole. last: as its difference from what the server has of the user's last answer, which both ends remember (EF21); the
     #: first is against its task. nothing: numbers are sent as they are.
     against: Literal["task", "last", "nothing"] = "task"
     #: Whether a user remembers what its last answer lost, and adds it to the next. With `against: last` that is so anyway.
     feedback: bool = False
+
+    @property
+    def loses(self) -> bool:
+        """Whether the receiver gets other numbers than the sender had."""
+        return self.low_rank is not None or super().loses
+
+    @model_validator(mode="after")
+    def _changes_have_a_low_rank(self) -> Self:
+        if self.low_rank is not None and (self.top_k, self.rand_k) != (None, None):
+            raise ValueError("low_rank wants whole matrices, but top_k and rand_k send some of their numbers: give one")
+        if self.low_rank is not None and self.against == "nothing":
+            raise ValueError("low_rank is for changes of matrices, which themselves have a high rank: want against 'task' or 'last'")
+        return self
 
     @model_validator(mode="after")
     def _memories_hold_losses(self) -> Self:
@@ -106,6 +122,8 @@ def why_not_thin(experiment: Any) -> str:
         return "federation.compress.up is for answers of users, but exact_sums sends sums, whole numbers of 64 bits: want one of both"
     if not rules.loses:
         return ""
+    if rules.up is not None and rules.up.low_rank is not None and experiment.model is None:
+        return "federation.compress.up.low_rank is for matrices of networks, but a convex problem has one vector: want a model, or top_k"
     if rules.up is not None and rules.up.against == "last" and "skip" in (experiment.federation.late, experiment.federation.on_loss):
         return (
             "federation.compress.up.against is 'last', but with late or on_loss 'skip' the server may not see an answer from which "

@@ -85,7 +85,7 @@ class Member:
         self._instance = instance
         self._precision = Precision.of_run(experiment)
         thin = experiment.federation.compress
-        self._up = None if thin is None or thin.up is None else Link.of(thin.up, experiment)
+        self._up = None if thin is None or thin.up is None else Link.of(thin.up, experiment, lambda: model)
         self._remembered = Memory() if thin is not None and thin.up is not None and thin.up.remembers else None
         self._down = None if thin is None or thin.down is None else Link.of(thin.down, experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)

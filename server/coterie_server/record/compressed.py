@@ -47,6 +47,7 @@ def savings(connection: sqlite3.Connection) -> list[Saving]:
     if frozen is None or json.loads(frozen[0]).get("federation", {}).get("compress") is None:
         return []
     experiment = experiment_from(json.loads(frozen[0]))
+    model = connection.execute("SELECT value FROM run WHERE key = 'model'").fetchone() or ("",)
     rules = experiment.federation.compress
     found: dict[tuple[str, str, str], Saving] = {}
     for step, direction, scope, kind, vectors, scalars, members, times, payload, message in connection.execute(_ROWS):
@@ -61,7 +62,7 @@ def savings(connection: sqlite3.Connection) -> list[Saving]:
         specs = [spec for _, spec in cls.specs if is_packable(spec)]
         # What is common to its users is sent once, and counts for each.
         n_sent = vectors if all(has_rows(spec) for spec in specs) else vectors // max(1, _n_of(members))
-        link, d = Link.of(rule, experiment), scalars // max(1, vectors)
+        link, d = Link.of(rule, experiment, lambda: model[0]), scalars // max(1, vectors)
         packing = link.weights if specs[0].is_weights else link.packing
         itemsize = (link.precision.weights if specs[0].is_weights else link.precision.dtype).itemsize
         saving.plain += times * n_sent * d * itemsize

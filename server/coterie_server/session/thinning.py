@@ -23,7 +23,7 @@ class Thinning:
 
     def __init__(self, experiment: Experiment, roster: Roster) -> None:
         rule, self._roster = experiment.federation.compress, roster
-        self._up = None if rule is None or rule.up is None else Link.of(rule.up, experiment)
+        self._up = None if rule is None or rule.up is None else Link.of(rule.up, experiment, lambda: roster.model)
         self._down = None if rule is None or rule.down is None else Link.of(rule.down, experiment)
         self.remembered = Memory() if self._up is not None and self._up.looks_back else None
 

@@ -266,6 +266,7 @@ CASES: Mapping[str, Case] = {
     "fedavg thin": network({"name": "fedavg"}, federation=_thin(up={"top_k": 0.3, "lossless": "zlib"})),
     "ditto thin": network({"name": "ditto", **_SHORT}, federation=_thin(up={"top_k": 0.1, "feedback": True})),
     "fedavg thin convex": descent({"name": "fedavg"}, federation=_thin(up={"rand_k": 0.3, "feedback": True})),
+    "fedavg thin rank": network({"name": "fedavg"}, federation=_thin(up={"low_rank": 1, "feedback": True})),
     "fedrep thin": network(_FEDREP, federation=_thin(up={"quantize": {"bits": 4, "rotate": "hadamard"}}, down={"quantize": {}})),
     "lg_fedavg": network({"name": "lg_fedavg"}),
     "local_network": network({"name": "local_network"}),
