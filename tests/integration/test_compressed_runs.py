@@ -84,6 +84,8 @@ def test_books_and_closed_forms_agree_to_the_byte(rules: dict[str, Any], tmp_pat
         found = listed["shared", way]
         assert (found.expected is None) == ("lossless" in rule)
         assert found.expected in (None, found.values)
+        assert (found.scales > 0, found.places > 0) == ("quantize" in rule, "top_k" in rule)
+        assert found.scales + found.places <= found.aside
         kinds = "('partial.Updated')" if way == "up" else "('partial.Shared')"
         assert query(tmp_path / "run", f"SELECT COUNT(*) FROM ledger WHERE kind IN {kinds}") == [(0,)]
     # Without compression the payload of the same messages is what would have been.

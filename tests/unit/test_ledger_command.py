@@ -326,12 +326,13 @@ def test_the_session_is_a_stage_that_can_be_named(folder: Path, say: Say) -> Non
 def test_what_compression_saved_fits_the_terminal_with_whole_headings(width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width)
-    saved = [Saving("evaluation", "down", "direct", 249_000, 264, 1_990_000, 249_000)]
+    saved = [Saving("evaluation", "down", "direct", 249_000, 264, 1_990_000, 249_000, 40_000, 131_000)]
     console.print(savings_table(saved, narrow=is_narrow(console), tiny=is_tiny(console)))
     _, headings, row = out.getvalue().splitlines()
     assert headings.split()[-1] == "fewer"
     assert row.rstrip().endswith("8.0 times")
-    assert ("would have been" in headings) == (width > 40)
+    assert ("without" in headings) == (width > 40)
+    assert ("40.0 kB  131 kB" in row) == (width == 80)
 
 
 def test_large_books_are_not_compared_on_the_page(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

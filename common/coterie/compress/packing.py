@@ -56,8 +56,12 @@ class Packing:
         """Of n rows of d numbers."""
         if not n * d:
             return Sizes(0, 0)
-        values, aside = self.numbers.sizes(self._kept(d))
-        return Sizes(n * values, n * (aside + (0 if self.choice is None else self.choice.size(d))))
+        values, scales = self.numbers.sizes(self._kept(d))
+        return Sizes(n * values, n * scales + self.places(n, d))
+
+    def places(self, n: int, d: int) -> int:
+        """Bytes of the places of the numbers, which are a part of what is needed to read them."""
+        return 0 if self.choice is None or not d else n * self.choice.size(d)
 
     def pack(self, x: Array, draws: Draws) -> tuple[Bytes, Bytes]:
         """Rows (n, d) as their numbers, and as what is needed to read them."""

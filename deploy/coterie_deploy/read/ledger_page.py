@@ -21,7 +21,7 @@ MAX_STAGES = 5  # shown one by one, including the session
 _MAX_COMPARED = 100_000  # rows of the ledger; of more, the comparison takes seconds
 _NOT_COMPARED = "The books are large: coterie ledger --verify says whether those of the hosts agree."
 SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
-SAVED_NOTES = "numbers: their payload; to read them: messages with scales and places; fewer: bytes of both beside the payload without"
+SAVED_NOTES = "numbers: their payload; without: what it would have been; fewer: beside numbers and messages with scales and places"
 NOTES = (
     "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
     "closed form: the vectors that the method's own formula gives, or scalars where there are no vectors; ± the standard deviation of a "
@@ -70,7 +70,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
     if saved:
         console.print(savings_table(saved, narrow=narrow, tiny=tiny))
         say(console, SAVED_NOTES, style="dim")
-        say_left_out(console, ["closed form", "to read them", *(["would have been"] if tiny else [])] if narrow else [])
+        say_left_out(console, ["closed form", "scales", "places", *(["without"] if tiny else [])] if narrow else [])
         console.print()
     if repeated := [row for row in repeats if only is None or row.stage == only]:
         show("apart: sent again, late or repeated", summary.by_step(repeated))
@@ -119,8 +119,9 @@ def savings_table(saved: Sequence[Saving], *, narrow: bool, tiny: bool = False) 
         "way": [one.direction for one in saved],
         "numbers": [size(one.values) for one in saved],
         "closed form": None if narrow else ["-" if one.expected is None else size(one.expected) for one in saved],
-        "to read them": None if narrow else [size(one.aside) for one in saved],
-        "would have been": None if tiny else [size(one.plain) for one in saved],
+        "scales": None if narrow else [size(one.scales) for one in saved],
+        "places": None if narrow else [size(one.places) for one in saved],
+        "without": None if tiny else [size(one.plain) for one in saved],
         "fewer": [f"{one.ratio:.1f} times" for one in saved],
     }
     return table_of("compressed, in all stages", columns, n_text=2, gap=1 if narrow else 2)

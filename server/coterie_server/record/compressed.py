@@ -1,4 +1,4 @@
-"""What compression has saved, by step: bytes of numbers, bytes that are needed to read them, and what the payload would have been."""
+"""What compression has saved, by step: bytes of numbers, scales and places, and what the payload would have been."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ORDER BY MIN(row)
 class Saving:
     """Useful traffic of one step in one direction, in bytes.
 
-    `aside` are scales and places with their part of the frame. `expected` is the closed form of `values`, None where lengths depend on the
-    numbers. `plain` is the payload of the same messages without compression.
+    `aside` are messages with `scales` and `places`, of which these are the bytes of the arrays. `expected` is the closed form of `values`,
+    None where lengths depend on the numbers. `plain` is the payload of the same messages without compression.
     """
 
     step: str
@@ -34,6 +34,8 @@ class Saving:
     aside: int = 0
     plain: int = 0
     expected: int | None = 0
+    scales: int = 0
+    places: int = 0
 
     @property
     def ratio(self) -> float:
@@ -66,7 +68,10 @@ def savings(connection: sqlite3.Connection) -> list[Saving]:
         packing = link.weights if specs[0].is_weights else link.packing
         itemsize = (link.precision.weights if specs[0].is_weights else link.precision.dtype).itemsize
         saving.plain += times * n_sent * d * itemsize
-        fixed = None if packing.deflates else times * packing.sizes(n_sent, d).values
+        sizes, places = packing.sizes(n_sent, d), packing.places(n_sent, d)
+        saving.places += times * places
+        saving.scales += times * (sizes.aside - places)
+        fixed = None if packing.deflates else times * sizes.values
         saving.expected = None if saving.expected is None or fixed is None else saving.expected + fixed
     return list(found.values())
 
