@@ -76,6 +76,7 @@ def test_pip_registers_it(made: Path, tmp_path: Path) -> None:
         (("model", "json"), "Python has a module 'json' already: want another name"),
         (("loss", "taken"), "taken exists already, want a folder that is new or empty (--output DIR)"),
         (("model", "own", "--network"), "--network is for loss and experiment, but this is model: want no such option"),
+        (("rule", "krum"), "rule 'krum' is built in: want another name"),
         (("method", "fedavg"), "method 'fedavg' is built in: want another name"),
         (("loss", "own", "--messages"), "--messages is for method, but this is loss: want no such option"),
         (("story", "own"), "Invalid value for"),

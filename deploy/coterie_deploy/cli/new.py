@@ -31,6 +31,7 @@ class Kind:
     value: str  # what the entry point names in the module
     short: str  # how an experiment names it once it is installed
     requires: str = "coterie"
+    who: str = "they need"  # its file, without the package
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -39,6 +40,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "model": Kind("model", "$name:$name", "model: {name: $name}", "coterie[torch]"),
     "data": Kind("source", "$name:SOURCE", "data: {source: $name}"),
     "compressor": Kind("compressor", "$name:COMPRESSOR", "federation: {compress: {up: {by: $name}}}"),
+    "rule": Kind("rule", "$name:RULE", "federation: {robust: {rule: $name}}", who="aggregators need"),
     "method": Kind("method", "$name", "method: {name: $name}", "coterie[torch]"),
     "halves": Kind("method", "$name", "method: {name: $name}"),
 }
@@ -46,7 +48,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @app.command("new")
 def make_package(
-    kind: Annotated[Literal["experiment", "method", "loss", "model", "data", "compressor"], typer.Argument(help="What to create.")],
+    kind: Annotated[Literal["experiment", "method", "loss", "model", "data", "compressor", "rule"], typer.Argument(help="What to create.")],
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Its name. An experiment may have none: my.", show_default=False)
     ] = None,
@@ -54,7 +56,9 @@ def make_package(
     network: Annotated[bool, typer.Option("--network", help="A loss or an experiment of networks instead of convex problems.")] = False,
     messages: Annotated[bool, typer.Option("--messages", help="A method with messages of its own instead of a local update.")] = False,
 ) -> None:
-    """Write a small package: a method, loss, model, data source or compressor of your own, with a test and an experiment. It runs at once.
+    """Write a small package: a method, loss, model, data source, compressor or rule of your own. It runs at once.
+
+    With it come a test and an experiment.
 
     An experiment is one file with comments, NAME.yaml, here or in DIR.
     """
@@ -102,6 +106,7 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     words = {"name": name, "Name": "".join(piece.capitalize() for piece in name.split("_"))}
     words |= {"package": f"coterie-{name.replace('_', '-')}", "group": plugins.GROUPS[made.group], "what": plugins.noun(made.group)}
     words |= {"value": Template(made.value).substitute(words), "short": Template(made.short).substitute(words), "requires": made.requires}
+    words["who"] = made.who
     words["path"] = f"{name}:METHOD" if made.group == "method" else words["value"]
     written = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,12 +124,13 @@ def _check_name(name: str, kind: plugins.Kind) -> None:
     from coterie.experiment.data import SOURCES
     from coterie.experiment.model import MODELS
     from coterie.experiment.problem import LOSSES
+    from coterie.experiment.robust import RULES
     from coterie.registry import built_in_methods
 
-    built_in: Mapping[str, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
+    ours: Mapping[str, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "rule": RULES, "method": built_in_methods()}
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"the name is {name!r}, want small letters, digits and underscores, of which the first is a letter")
-    if name in built_in.get(kind, ()):
+    if name in ours.get(kind, ()):
         raise ConfigError(f"{plugins.noun(kind)} {name!r} is built in: want another name")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # which a mere folder has not
