@@ -15,6 +15,7 @@ import pytest
 
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.links import link_rule
 from coterie.findings import Finding
 from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
@@ -23,6 +24,7 @@ from coterie_client.data import list_users
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
 from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.view.project import projection_of
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from coterie_server.run.coordinator import Finished, Options, coordinate
@@ -142,6 +144,28 @@ def test_the_links_of_two_tiers_are_shaped_each_by_its_parent(tmp_path: Path) ->
     within = ["links are shaped to 100Mbit/1ms: within"] * 3
     said = [text for text in events(shaped, "links", "lost", "warning") if "ends away from the optimum" not in text]  # after 12 iterations
     assert said == [*within, "links are shaped to 1Gbit/15ms: between"]
+
+
+def test_links_between_peers_take_their_time_too_and_change_no_bits(tmp_path: Path) -> None:
+    finished, seconds = {}, {}
+    for name, links in (("plain", {}), ("shaped", {"peers": "100Mbit/30ms"})):
+        experiment = small(
+            {**L2GD, "iterations": 12}, federation={"topology": "peers", "links": links, "heartbeat_s": 4.0, "silence_s": 40.0}
+        )
+        start = time.monotonic()
+        finished[name] = Tiers(experiment, tmp_path / name).run()
+        seconds[name] = time.monotonic() - start
+    plain, shaped = tmp_path / "plain" / "run", tmp_path / "shaped" / "run"
+    assert bits(finished["shaped"]) == bits(finished["plain"])
+    ((n_averages,),) = query(plain, "SELECT count(DISTINCT seq) FROM ledger WHERE seq > 0 AND scope = 'between-peers'")
+    assert n_averages > 2
+    assert seconds["shaped"] > 2 * 0.03 * n_averages
+    assert query(shaped, LEDGER) == query(plain, LEDGER)
+    check_books(shaped)
+    said = [text for text in events(shaped, "links", "lost", "warning") if "ends away from the optimum" not in text]
+    assert said == ["links are shaped to 100Mbit/30ms: peers"] * 3
+    measured = projection_of(shaped).scopes["peers"].measured_on
+    assert measured == link_rule("100Mbit/30ms")
 
 
 def test_messages_that_take_longer_than_one_may_be_silent_keep_their_rate_and_their_stream() -> None:

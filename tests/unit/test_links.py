@@ -317,7 +317,7 @@ def test_what_is_no_link_is_refused_with_one_sentence(text: str) -> None:
         ("federation.links.between=2000Gbit/1s", "between: is '2000Gbit/1s', want a rate of at least 1kbit and at most 1000Gbit"),
         ("federation.links.between=1Gbit/61s", "between: is '1Gbit/61s', want a delay of at most 60s"),
         ("federation.links.between=3", "between: is 3, want text"),
-        ("federation.links.up=1Gbit/1s", "up: unknown key, want one of direct, between, within"),
+        ("federation.links.up=1Gbit/1s", "up: unknown key, want one of direct, between, within, peers"),
     ],
 )
 def test_a_link_that_cannot_be_is_refused(override: str, sentence: str) -> None:

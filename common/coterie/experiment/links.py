@@ -64,6 +64,7 @@ class LinkRules(Settings):
     direct: LinkText | None = None  #: Link between the coordinator and each host of a flat run, as RATE/DELAY: 20Mbit/40ms.
     between: LinkText | None = None  #: Link between the coordinator and each aggregator.
     within: LinkText | None = None  #: Link between an aggregator and each of its hosts.
+    peers: LinkText | None = None  #: Link between each two aggregators, with topology peers.
 
     def given(self) -> Iterator[tuple[str, str]]:
         """(scope, text) of the emulated links."""

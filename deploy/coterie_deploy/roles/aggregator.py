@@ -31,7 +31,7 @@ from coterie_deploy.telemetry.logs import Log
 from coterie_deploy.telemetry.spans import Telemetry, tracing
 from coterie_deploy.terminal.signals import Stop
 from coterie_deploy.terminal.tables import counted
-from coterie_server.record.rundb import PEERS, WITHIN, RunDatabase
+from coterie_server.record.rundb import PEERS, PEERS_FILE, WITHIN, RunDatabase
 from coterie_server.run.aggregator import Aggregator, cluster_experiment
 from coterie_server.session.hub import Hub
 from coterie_server.session.peering import Peering
@@ -174,7 +174,7 @@ async def _started(
     if experiment.federation.has_peers and tls is not None:
         tls.check_peer_name(name)
     if experiment.federation.has_peers:  # rows that were booked are never taken back, so they have a file of their own
-        between = RunDatabase(folder / "peers.db", scope=PEERS)
+        between = RunDatabase(folder / PEERS_FILE, scope=PEERS)
         stack.callback(between.close)
         peering = Peering(name, experiment, run_id, between, database.event, attempt)
         await stack.enter_async_context(dialling(peering, tls))

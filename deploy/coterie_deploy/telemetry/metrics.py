@@ -32,7 +32,7 @@ from coterie.session.tls import MONITOR, identity_of
 from coterie.wire.codec import PROTOCOL_VERSION
 from coterie_deploy.telemetry.logs import LEVELS
 from coterie_server.record.query import Amounts
-from coterie_server.record.rundb import open_run
+from coterie_server.record.rundb import PEERS_FILE, open_run
 from coterie_server.record.tally import Key, Tally
 from coterie_server.session.hub import Hub
 
@@ -71,25 +71,31 @@ class RunCollector(Collector):
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._tally = Tally(of_aggregator=subject.role == "aggregator")
+        self._among_peers = Tally(of_aggregator=True)  # of links to other aggregators
+        self._has_peers = (subject.folder / PEERS_FILE).is_file()
         self._lock = threading.Lock()
         with self._reading() as connection:
             self._tally.begin(connection)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self, name: str = "run.db") -> Iterator[sqlite3.Connection]:
         """The database at one moment. It is not kept open: a run that ends puts it into one file, unless a reader is there."""
-        with contextlib.closing(open_run(self._subject.folder)) as connection:
+        with contextlib.closing(open_run(self._subject.folder, name)) as connection:
             connection.execute("BEGIN")
             yield connection
 
     def collect(self) -> Iterator[Metric]:
         with self._lock, self._reading() as connection:
             self._tally.read(connection)
+            if self._has_peers:
+                with self._reading(PEERS_FILE) as of_peers:
+                    self._among_peers.read(of_peers)
             latest = _latest(connection)
             families = [*self._of_run(latest), *self._of_progress(latest)]
+            sent, repeated = self._tally.sent | self._among_peers.sent, self._tally.repeated | self._among_peers.repeated
             for measure, text in _MEASURES.items():
-                families.append(_by_step("coterie", measure, f"{text}, useful or not.", self._tally.sent))
-                families.append(_by_step("coterie_repeated", measure, f"{text}, {_REPEATED}.", self._tally.repeated))
+                families.append(_by_step("coterie", measure, f"{text}, useful or not.", sent))
+                families.append(_by_step("coterie_repeated", measure, f"{text}, {_REPEATED}.", repeated))
         yield from families
 
     def _of_run(self, latest: _Latest) -> Iterator[Metric]:

@@ -159,11 +159,11 @@ def _scopes(connection: sqlite3.Connection, experiment_json: str) -> dict[str, S
     if found["peers"]:
         n_clusters = len({end for link, *_ in found["peers"] for end in peers_of(link) or ()})
         is_ring = n_clusters > json.loads(experiment_json)["federation"]["ring_above"]
-        scopes["peers"] = among_peers(found["peers"], is_ring=is_ring)
+        scopes["peers"] = among_peers(found["peers"], is_ring=is_ring, measured_on=shaped.get("peers"))
     return scopes
 
 
-def among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring: bool) -> Scope:
+def among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring: bool, measured_on: LinkRule | None = None) -> Scope:
     """The links between aggregators: one exchange after another, all links of it at once, or around a ring one after another."""
     exchanges: dict[tuple[int, int], dict[int, Turns]] = {}
     for _, seq, stage, number, down, up in rows:
@@ -177,7 +177,7 @@ def among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring:
     rounds = [
         [Turns(sum(one.n_turns for one in found.values()), sum(one.wire_bytes for one in found.values()))] for found in exchanges.values()
     ]
-    return Scope(rounds, 0, sum(row[4] for row in rows), sum(row[5] for row in rows), None, session_delays=0)
+    return Scope(rounds, 0, sum(row[4] for row in rows), sum(row[5] for row in rows), measured_on, session_delays=0)
 
 
 def _scope(rows: Sequence[tuple[str, int, int, int, int, int]], experiment_bytes: int, rule: LinkRule | None, *, is_within: bool) -> Scope:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The scopes of communication: with a client host that has no aggregator, inside a cluster, between the coordinator and the clusters,
 # between the clusters' aggregators themselves.
 DIRECT, WITHIN, BETWEEN, PEERS = "direct", "within-cluster", "between-cluster", "between-peers"
+PEERS_FILE = "peers.db"  # with an aggregator's links to others, beside its run.db
 _NAMED_RUNS = 4
 _MAX_MESSAGES = 50_000  # different messages that are remembered; beyond, some are written again
 _ROW = "seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"  # the columns of a `Row`
@@ -295,9 +296,9 @@ def _is_broadcast(kind: str) -> int:
     return int(kind not in CONTROL and issubclass(cls := kind_class(kind), Broadcast) and not issubclass(cls, PerCluster))
 
 
-def open_run(folder: Path) -> sqlite3.Connection:
+def open_run(folder: Path, name: str = "run.db") -> sqlite3.Connection:
     """Opens the database of a run for reading; ConfigError when there is none, or one that lacks a table."""
-    path = folder / "run.db"
+    path = folder / name
     try:
         has_file = path.is_file()
     except OSError as error:  # a folder above it is not accessible

@@ -4,6 +4,7 @@ A FIFO serialiser and a delay, without a token bucket and so without bursts. Fra
 rate, and goes to gRPC a delay later. After a frame arrives, the parent reads on only when its transmission is over, so that its sender
 notices the rate; the frame is seen a delay later. Heartbeats keep their place among the frames, and the delay of one does not hold up the
 transmission of the next. Bytes are the frame and 5 bytes of gRPC header, as in the ledger. No bit of a result depends on any of this.
+An aggregator shapes what it sends to another one, whose question has travelled for a delay; heartbeats between them are not shaped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from coterie.experiment.links import LinkRule, link_rule
+from coterie.experiment.links import LinkRule, LinkRules, link_rule
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.session.hub import Hub
 
@@ -42,9 +43,9 @@ class LoopClock:
             await asyncio.sleep(wait_s)
 
 
-def rule_of(hub: Hub) -> LinkRule | None:
-    """The rule that shapes the links of a parent to its members, or None."""
-    text = getattr(hub.rules.links, scope_of(hub))
+def rule_of(rules: LinkRules, scope: str) -> LinkRule | None:
+    """The rule that shapes the links of a scope, or None."""
+    text = getattr(rules, scope)
     return None if text is None else link_rule(text)
 
 
@@ -61,12 +62,18 @@ def note_links(hub: Hub, rule: LinkRule | None) -> None:
     A flat run has its aggregators' halves in the coordinator: there is no link between clusters, and hosts' links are direct.
     """
     scope = scope_of(hub)
+    there = {scope} if scope == "direct" else {scope, "within", *["peers"] * hub.rules.has_peers}
     if rule is not None:
-        text = f"links are shaped to {rule.text}: {scope}"
-        hub.recorder.event("links", text, scope=scope, bits_per_s=rule.bits_per_s, delay_s=rule.delay_s)
-    elif hub.cluster is None and (others := [name for name, _ in hub.rules.links.given() if {scope, name} != {"between", "within"}]):
+        text, data = told_of(scope, rule)
+        hub.recorder.event("links", text, **data)
+    elif hub.cluster is None and (others := [name for name, _ in hub.rules.links.given() if name not in there]):
         listed, topology = ", ".join(f"links.{name}" for name in others), hub.rules.topology
         hub.recorder.event("warning", f"federation.{listed} shapes no link of this run, whose topology is {topology!r}: want links.{scope}")
+
+
+def told_of(scope: str, rule: LinkRule) -> tuple[str, dict[str, Any]]:
+    """The text and the data of the event that says how the links of a scope are shaped."""
+    return f"links are shaped to {rule.text}: {scope}", {"scope": scope, "bits_per_s": rule.bits_per_s, "delay_s": rule.delay_s}
 
 
 class Serialiser:

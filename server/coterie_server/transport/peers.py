@@ -23,6 +23,7 @@ from coterie_server.session.peering import Peering
 from coterie_server.session.refusal import MAX_REASON_CHARS, short_name, shortened
 from coterie_server.transport.grpc_link import Context
 from coterie_server.transport.host_session import identity_in
+from coterie_server.transport.links import LoopClock, Outlet, rule_of, told_of
 from coterie_server.transport.unknown_peers import UnknownPeers, ended
 
 SERVICE = "coterie.v1.PeerService"
@@ -45,6 +46,11 @@ class PeerDoor:
     def __init__(self, peering: Peering, *, wants_identity: bool) -> None:
         self._peering, self._wants_identity = peering, wants_identity
         self._unknown, self._sparse = UnknownPeers(_MOST_UNKNOWN), Sparse()
+        self._rule = rule_of(peering.rules.links, "peers")
+        self._outlets: dict[int, Outlet] = {}  # by place, where links are shaped
+        if self._rule is not None:
+            text, data = told_of("peers", self._rule)
+            peering.note("links", text, **data)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The rpc. Its question is read here, so that it has a deadline; for who asks, it is one question with a stream of answers."""
@@ -72,12 +78,22 @@ class PeerDoor:
             self._unknown.remove(unknown)
         peering.n_received[place] += asked.ByteSize()
         peering.said_durable(place, asked.durable_seq)
+        if self._rule is not None:
+            await asyncio.sleep(self._rule.transmission_s(asked.ByteSize()) + self._rule.delay_s)
         while not peering.has(place, asked.seq):
             if peering.is_forgotten(asked.seq):
                 raise _RefusedError(grpc.StatusCode.NOT_FOUND, f"the message of exchange {asked.seq} has been forgotten")
             await self._wait(context)
             peering.n_sent[place] += len(_HEARTBEAT)
-        for frame in peering.sending(place, asked.seq).frames():
+        frames = peering.sending(place, asked.seq).frames()
+        if self._rule is not None and place not in self._outlets:
+            self._outlets[place] = Outlet(self._rule, LoopClock())
+        if (outlet := self._outlets.get(place)) is not None:
+            outlet.put()
+            outlet.take()
+        for frame in frames:
+            if outlet is not None:
+                await outlet.passed(len(frame))
             async with asyncio.timeout(rules.silence_s):
                 await context.write(frame)
 

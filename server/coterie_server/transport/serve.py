@@ -27,7 +27,7 @@ from coterie_server.session.hub import Hub
 from coterie_server.session.refusal import MAX_REASON_CHARS, short_name
 from coterie_server.transport.grpc_link import Context
 from coterie_server.transport.host_session import HostSession, not_named
-from coterie_server.transport.links import LoopClock, call, note_links, rule_of
+from coterie_server.transport.links import LoopClock, call, note_links, rule_of, scope_of
 from coterie_server.transport.unknown_peers import MOST_UNKNOWN, UnaryLimits, UnknownPeers
 
 SERVICE = "coterie.v1.FederationService"
@@ -182,7 +182,7 @@ class _Service:
     """The two rpcs."""
 
     def __init__(self, hub: Hub, experiment_json: str, *, wants_identity: bool) -> None:
-        self._hub, self._wants_identity, self._rule = hub, wants_identity, rule_of(hub)
+        self._hub, self._wants_identity, self._rule = hub, wants_identity, rule_of(hub.rules.links, scope_of(hub))
         self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
         self.sessions: dict[asyncio.Task[Any], HostSession] = {}
         note_links(hub, self._rule)
