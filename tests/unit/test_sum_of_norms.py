@@ -162,7 +162,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 def test_many_unknowns_are_eliminated_with_the_bits_of_any_number_of_threads() -> None:
     code = (
-        "import hashlib, numpy as np; from coterie_server.maths.ssnal import _eliminated; random = np.random.default_rng(0)\n"
+        "import hashlib, numpy as np; from coterie_server.maths.newton_system import _eliminated; random = np.random.default_rng(0)\n"
         "for n in (97, 333, 720):\n"
         "    half, right = random.normal(size=(n, 2 * n)), random.normal(size=n)\n"
         "    matrix = np.einsum('ik,jk->ij', half, half) / n + np.diag(10.0 ** random.uniform(-3, 3, n))\n"

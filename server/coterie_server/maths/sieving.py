@@ -27,7 +27,8 @@ from scipy.sparse import csc_matrix, csr_matrix
 from coterie.arrays import Array, Indices
 from coterie_server.maths import ssnal
 from coterie_server.maths.clusters import Mask
-from coterie_server.maths.ssnal import Graph, Minimum, Quadratics, cut, differences, dot, each, envelopes, equal_rows, sums_over
+from coterie_server.maths.ssnal import Graph, Minimum, Quadratics, cut, differences, envelopes, equal_rows
+from coterie_server.maths.stacked import dot, each, sums_over
 
 _DENSE = 8  # a graph is dense from n^2 / 8 edges
 _SMALLEST = 32  # users: smaller problems are solved at once

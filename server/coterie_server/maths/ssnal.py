@@ -26,19 +26,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import bsr_matrix, csc_matrix, csr_matrix, diags_array
+from scipy.sparse import csc_matrix, csr_matrix, diags_array
 from scipy.sparse.csgraph import connected_components
 
 from coterie.arrays import Array, Indices
 from coterie_server.maths.clusters import Mask, canonical
+from coterie_server.maths.newton_system import ELIMINATED, newton_step
+from coterie_server.maths.stacked import dot, each, row_norms, sums_over
 
 _SIGMA = 100.0  # the first sigma, in units of the mean curvature over the mean number of neighbours
 _GROWTH, _LARGEST = 3.0, 1e7  # of sigma from one multiplier step to the next, and in all
 _INNER = 0.03  # the share of the gap that an inner problem may leave in its gradient
-_FORCING, _CG_LIMIT = 0.05, 500  # of conjugate gradients: the share of the residual that they may leave, and their most steps
-_DIRECT = 96  # unknowns of a Newton step that are eliminated at once; LAPACK computes so few without threads
-_PATIENCE, _ELIMINATED = 50, 1024  # conjugate gradients after which so many unknowns are eliminated instead
-_BLOCK = 64  # rows of an elimination
 _DAMPING = 1e-5  # the first one after a short step, in units of sigma times the number of neighbours
 _TOGETHER = 1e-9  # of the longest x_i - x_j: users so near may be one cluster in the end
 _INNER_LIMIT = 50  # Newton steps of one inner problem
@@ -127,10 +125,14 @@ class Graph:
         begins = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=self.n))])
         return np.concatenate([edges, edges, self.m + users])[order], columns[order], begins
 
-    def together(self, x: Array) -> Indices:
-        """Component of each user (n,) along the edges whose ends are as near as users who come together slowly."""
+    def are_near(self, x: Array) -> Mask:
+        """(m,) edges whose ends are as near as users who come together slowly."""
         lengths = row_norms(self.apart(x))
-        return self.components(lengths <= _TOGETHER * lengths.max(initial=0.0))
+        return np.asarray(lengths <= _TOGETHER * lengths.max(initial=0.0))
+
+    def together(self, x: Array) -> Indices:
+        """Component of each user (n,) along the edges whose ends are near."""
+        return self.components(self.are_near(x))
 
     def within(self, labels: Indices) -> Indices:
         """Component of each user (n,), numbered by the first member, along the edges whose ends have the same label (n,)."""
@@ -208,9 +210,13 @@ def minimise(
         x, z, inside, used, was_good = _inner(graph, quadratics, radii, x, z, sigma, (share * relative, share * absolute), limit - n_newton)
         n_newton += used
         found = joined(graph, quadratics, radii, x, z, inside, n_newton)
-        if was_good and n * d <= _ELIMINATED and found.gap > relative * found.objective + absolute:
-            last = _as_it_is(graph, quadratics, radii, x, found)
-            found = found if graph.together(last.x).max() < found.clusters.max() else min(found, last, key=lambda one: one.gap)
+        if was_good and found.gap > relative * found.objective + absolute:
+            if n * d <= ELIMINATED:
+                last = _as_it_is(graph, quadratics, radii, x, found)
+                found = found if graph.together(last.x).max() < found.clusters.max() else min(found, last, key=lambda one: one.gap)
+            else:  # among so many, some users come together slowly, and edges between them that are nearly 0 would turn when others join
+                near = graph.components(inside | graph.are_near(x))
+                found = min(found, joined(graph, quadratics, radii, x, z, inside, n_newton, near), key=lambda one: one.gap)
         n_idle = n_idle + 1 if best is not None and found.gap > 0.9 * best.gap else 0
         best = found if best is None or found.gap < best.gap else best
         if best.gap <= relative * best.objective + absolute:
@@ -265,7 +271,7 @@ def _inner(
         blocks.reshape(graph.m, -1)[:, :: x.shape[1] + 1] += shares[:, None]
         blocks *= sigma
         damped = quadratics.hessians + (damping * sigma * graph.counts)[:, None, None] * identity if damping else quadratics.hessians
-        step = _newton_step(graph, damped, blocks, r)
+        step = newton_step(graph, damped, blocks, r, inside)
         length = _line_search(graph, quadratics, radii, (v, slopes, r), step, sigma)
         n_steps += 1
         if length == 0.0:
@@ -296,59 +302,6 @@ def _line_search(graph: Graph, quadratics: Quadratics, radii: Array, here: tuple
             return length
         length /= 2
     return 0.0
-
-
-def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array:
-    """Minus the inverse of H + B' edges B times r, by conjugate gradients."""
-    n, d = r.shape
-    if n * d <= _DIRECT:
-        return np.asarray(np.linalg.solve(_dense(graph, hessians, edges), -r.ravel()).reshape(n, d))
-    diagonal = hessians + (graph.touching @ edges.reshape(graph.m, d * d)).reshape(n, d, d)
-    source, columns, begins = graph.pattern
-    blocks = np.concatenate([-edges, diagonal]).take(source, axis=0)
-    matrix = bsr_matrix((blocks, columns, begins), shape=(n * d, n * d))
-    inverses = np.linalg.inv(diagonal)
-    step, rest = np.zeros((n, d)), -r
-    direction = preconditioned = each(inverses, rest)
-    square = dot(rest, preconditioned)
-    wanted = _FORCING**2 * square
-    for number in range(_CG_LIMIT):
-        if square <= wanted:
-            break
-        if number == _PATIENCE and n * d <= _ELIMINATED:
-            return _eliminated(_dense(graph, hessians, edges), -r.ravel()).reshape(n, d)
-        image = (matrix @ direction.ravel()).reshape(n, d)
-        length = square / dot(direction, image)
-        step, rest = step + length * direction, rest - length * image
-        preconditioned = each(inverses, rest)
-        before, square = square, dot(rest, preconditioned)
-        direction = preconditioned + square / before * direction
-    return step
-
-
-def _dense(graph: Graph, hessians: Array, edges: Array) -> Array:
-    """H + B' edges B as one matrix (n d, n d)."""
-    n, d, _ = hessians.shape
-    matrix, everyone = np.zeros((n, n, d, d)), np.arange(n)
-    matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -edges
-    matrix[everyone, everyone] = hessians - matrix.sum(axis=1)
-    return matrix.transpose(0, 2, 1, 3).reshape(n * d, n * d)
-
-
-def _eliminated(matrix: Array, right: Array) -> Array:
-    """The solution of a positive definite system by blocks, all of one size, so that the order of sums does not depend on threads."""
-    n, size = len(right), -(-len(right) // _BLOCK) * _BLOCK
-    a = np.eye(size, size + _BLOCK)  # the last block has the right side in its first column
-    a[:n, :n], a[:n, size] = matrix, right
-    for begin in range(0, size, _BLOCK):
-        end = begin + _BLOCK
-        a[begin:end, end:] = np.linalg.solve(a[begin:end, begin:end], a[begin:end, end:])
-        a[end:, end:] -= a[end:, begin:end] @ a[begin:end, end:]
-    x = a[:, size].copy()
-    for begin in range(size - _BLOCK, -1, -_BLOCK):
-        end = begin + _BLOCK
-        x[begin:end] -= np.einsum("ij,j->i", a[begin:end, end:size], x[end:])
-    return x[:n]
 
 
 def joined(
@@ -404,12 +357,6 @@ def envelopes(v: Array, radii: Array) -> Array:
     return cut * (norms - cut / 2)
 
 
-def sums_over(groups: Indices, k: int) -> csc_matrix:
-    """(k, n): the sums over the members of each group (n,)."""
-    n = len(groups)
-    return csc_matrix((np.ones(n), groups, np.arange(n + 1)), shape=(k, n))
-
-
 def differences(n: int, first: Indices, second: Indices) -> csr_matrix:
     """B (m, n): a row for each edge, 1 at its first end and -1 at its second."""
     m = len(first)
@@ -419,16 +366,3 @@ def differences(n: int, first: Indices, second: Indices) -> csr_matrix:
 def equal_rows(rows: Array) -> Indices:
     """(n,) labels, the same for equal rows."""
     return np.unique(rows, axis=0, return_inverse=True)[1].astype(np.int64).reshape(-1)
-
-
-def row_norms(rows: Array) -> Array:
-    return np.asarray(np.sqrt(np.einsum("md,md->m", rows, rows)))
-
-
-def dot(a: Array, b: Array) -> float:
-    return float((a * b).sum())
-
-
-def each(matrices: Array, rows: Array) -> Array:
-    """Each user's matrix (n, d, d) times its row (n, d)."""
-    return np.asarray(np.einsum("nij,nj->ni", matrices, rows))

@@ -36,6 +36,7 @@ from coterie_server.interface.half import (
 from coterie_server.interface.stages import Stage, along_path
 from coterie_server.maths import bfgs, sieving, ssnal
 from coterie_server.maths.covariance import symmetric
+from coterie_server.maths.stacked import each, row_norms
 from coterie_server.maths.sum_of_norms import moved_along
 
 _ARMIJO = 1e-4
@@ -176,7 +177,7 @@ class SonNewton:
             is_known = self.setting.is_quadratic and is_exact
             asked = np.flatnonzero((x != before.x).any(axis=1) & (not is_known))
             step, hessians = x - before.x, before.hessians - before.ridges[:, None, None] * np.eye(d)
-            gradients = before.gradients + ssnal.each(hessians, step)
+            gradients = before.gradients + each(hessians, step)
             values = before.values + np.einsum("nd,nd->n", before.gradients + gradients, step) / 2
         if asked.size == n:
             replies = await federation.exchange(GroupModel(x))
@@ -230,7 +231,7 @@ class SonNewton:
         return replace(state, target=found.x, z=found.z, share=1.0, promise=min(promise, 0.0))
 
     def _norms(self, x: Array) -> float:
-        return self.lam * float((self.graph.weights * ssnal.row_norms(self.graph.apart(x))).sum())
+        return self.lam * float((self.graph.weights * row_norms(self.graph.apart(x))).sum())
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The last accepted models, with a certificate if it is wanted; users are together whose ties are zero."""
