@@ -7,23 +7,29 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie.experiment.config import Experiment, experiment_to_json
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.model import TensorInfo
 from coterie.plugin import Compressor
 from coterie.record.ledger import SESSION, Row
 from coterie.session.dial import serve_member
 from coterie.session.tls import Tls, load_tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
-from coterie.wire.messages import ASIDE, PACKED
+from coterie.wire.messages import ASIDE, PACKED, Rows, Weights, declare
+from coterie_client.data import UserData
+from coterie_client.hosting.host import Host
+from coterie_client.interface.half import ClientHalf, Local
+from coterie_client.learning import Network
 from coterie_deploy.containers.certs import Asked, init, issue
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
@@ -53,24 +59,27 @@ class Framing:
 
 async def measured(n_scalars: int, tls: tuple[Tls, Tls] | None = None, rounds: int = ROUNDS) -> Framing:
     """A run of exchanges that send the one user of a host some scalars, in float64, and get as many back."""
-    rows, counted = await passed(experiment(silence_s=20.0), np.random.default_rng(0).standard_normal((1, n_scalars)), tls, rounds)
+    block = np.random.default_rng(0).standard_normal((1, n_scalars))
+    rows, counted = await passed(experiment(silence_s=20.0), Block(block), maker("a", ["u0"]), tls, rounds)
     message = _by_direction(rows, "message_bytes")
     wire = _by_direction(rows, "wire_bytes")
     return Framing(message, wire, (counted.up, counted.down), _by_direction(rows, "frames"))
 
 
-async def passed(made: Experiment, block: Array, tls: tuple[Tls, Tls] | None, rounds: int) -> tuple[list[Row], Counted]:
-    """What the ledger has of exchanges that send this block, and what a proxy has seen."""
+async def passed(
+    made: Experiment, message: Rows, make: Callable[[Experiment, str], Host], tls: tuple[Tls, Tls] | None, rounds: int
+) -> tuple[list[Row], Counted]:
+    """What the ledger has of exchanges that send a message to host a, and what a proxy has seen."""
     hub = Hub(made, "run-1", Notes(), time.monotonic)
     ours, theirs = tls or (None, None)
     async with (
         serving(hub, experiment_to_json(made), "127.0.0.1:0", ours) as server,
         counting(f"127.0.0.1:{server.port}", sniffs=tls is None) as counted,
-        hosts(serve_member(maker("a", [f"u{row}" for row in range(len(block))]), counted.address, name="a", tls=theirs)) as running,
+        hosts(serve_member(make, counted.address, name="a", tls=theirs)) as running,
     ):
         await ready(hub)
         for _ in range(rounds):
-            await hub.exchange(Block(block))
+            await hub.exchange(message)
         await hub.finish("all done", failed=False)
         assert await asyncio.gather(*running) == ["all done"]
     return [row for _, row in notes(hub).rows], counted
@@ -147,8 +156,48 @@ def test_bytes_of_compressed_messages_on_the_wire_are_those_of_the_ledger(name: 
     rules = {"compress": {"up": {**COMPRESSORS[name], "against": "nothing"}, "down": COMPRESSORS[name]}, "silence_s": 20.0}
     made = experiment(**rules, method={"name": "fedavg"})
     block = np.random.default_rng(0).standard_normal((4, d))
-    rows, counted = asyncio.run(passed(made, block, None, 3))
-    for way, frames in {"up": session_pb2.JoinRequest, "down": session_pb2.JoinResponse}.items():
+    _compare(*asyncio.run(passed(made, Block(block), maker("a", [f"u{row}" for row in range(4)]), None, 3)))
+
+
+@declare(method="echo", step="E3")
+@dataclass(frozen=True)
+class Layers(Rows):
+    """The weights of a network for each user, there and back."""
+
+    w: Annotated[Array, Weights("rows", "p")]
+
+
+@pytest.mark.parametrize("more", [{}, {"quantize": {"bits": 4, **ROTATED}}, {"lossless": "zlib"}], ids=str)
+def test_bytes_of_thin_matrices_on_the_wire_are_those_of_the_ledger(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ClientHalf(init=lambda *_: 0, step=lambda state, inbox, _: (state, [Layers(inbox[Layers].w + 1.0)]))
+    monkeypatch.setattr(sys.modules["coterie_client.methods.echo"], "CLIENT", half)
+    made = experiment_from(
+        {
+            "name": "session",
+            "data": {"source": "npz", "path": "none.npz"},
+            "model": {"name": "mlp", "hidden": [20], "classes": 30},
+            "method": {"name": "fedavg"},
+            "federation": {"hosts": 1, "silence_s": 20.0, "heartbeat_s": 0.2, "compress": {"up": {"low_rank": 2, **more}}},
+        }
+    )
+    tensors = (TensorInfo("fc.weight", (30, 20), False, "head"), TensorInfo("fc.bias", (30,), False, "head"))
+    empty, network = np.zeros((0, 1)), SimpleNamespace(tensors=tensors, numerics="")
+    data = [UserData(f"u{row}", None, empty, empty[:, 0], empty, empty[:, 0]) for row in range(2)]
+
+    def make(found: Experiment, run_id: str) -> Host:
+        return Host("a", found, run_id, data, lambda _: cast(Local, None), None, "1", cast(Network, network))
+
+    message = Layers(np.random.default_rng(0).standard_normal((2, 630)).astype(np.float32))
+    rows, counted = asyncio.run(passed(made, message, make, None, 3))
+    _compare(rows, counted, ways=("up",))
+    n_bytes = sum(row.payload_bytes for row in rows if row.kind == "echo.LayersPacked")
+    assert "lossless" in more or n_bytes == 3 * 2 * (2 * (30 + 20) + 30) * (4 if not more else 0.5)
+
+
+def _compare(rows: Sequence[Row], counted: Counted, ways: Sequence[str] = ("up", "down")) -> None:
+    """Of what is compressed on these ways."""
+    for way in ways:
+        frames = session_pb2.JoinRequest if way == "up" else session_pb2.JoinResponse
         call = [frames.FromString(message) for message in max(counted.calls[way], key=len)]  # others, for the experiment, have one message
         of_parts = [message for message in call if message.WhichOneof("frame") in ("task", "reply", "chunk")]
         booked = [row for row in rows if row.direction == way and row.kind != SESSION]
