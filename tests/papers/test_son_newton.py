@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from coterie_client.data.sources import user_source
 from coterie_deploy.engines.api import Result, run
 from coterie_server.families import ties
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
-from coterie_server.maths import graphs
+from coterie_server.maths import graphs, sieving, ssnal
 from coterie_server.maths.clusters import same_partition
 from coterie_server.methods import son_newton
 from coterie_server.methods.son_newton import SonNewton
@@ -169,6 +171,27 @@ class Line:
         away = message.x[:, 0] - np.array([3.0, 4.0])
         root = np.sqrt(1 + away**2)
         return Replies({Slopes: Slopes(root, (away / root)[:, None]), Curvatures: Curvatures((1 / root**3)[:, None])}, None)
+
+
+def test_hosts_hear_from_the_server_while_it_solves_a_large_subproblem(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(0, "son_newton", Members(("u0", "u1"), ("", "")), Precision.of("float64"), Facts(np.ones(2, np.int64), 1))
+    half, line, heard, minimise = SonNewton(Config(penalty=0.01), setting), Line(), threading.Event(), sieving.minimise
+    alone = finished(half.round(finished(half.init(line)), line, 1))
+
+    def patient(*given: Any, **more: Any) -> ssnal.Minimum:
+        assert heard.wait(10), "the event loop stands still"
+        return minimise(*given, **more)
+
+    async def watched() -> tuple[son_newton.State, Any]:
+        state = await half.init(line)
+        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, heard.set)
+        return await half.round(state, line, 1)
+
+    monkeypatch.setattr(sieving, "minimise", patient)
+    monkeypatch.setattr(son_newton, "_QUICK", 1)
+    state, figures = asyncio.run(watched())
+    np.testing.assert_array_equal(state.target, alone[0].target)
+    assert figures == alone[1]
 
 
 def test_a_step_that_does_not_lower_the_objective_is_shortened() -> None:

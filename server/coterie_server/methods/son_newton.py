@@ -7,9 +7,10 @@ Nobody can be left out (skip): a line search must not compare values of two prob
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from coterie_server.maths.sum_of_norms import moved_along
 _ARMIJO = 1e-4
 _RIDGE = 1e-6  # in units of the mean curvature, for users with less: a squared hinge without active rows has none
 _SOLVED = 1e-15  # of the objective: the gap of a subproblem, small enough for its clusters to be right
+_QUICK = 2048  # unknowns: fewer take seconds at most, and no thread
 _MATRICES_OF_USER, _MATRICES_OF_TIE = 10, 4  # that are there at once, at most: as answered, inverted, in a Newton step
 _VECTORS_OF_TIE, _PLACES_OF_TIE = 8, 250.0  # bytes of places: a tie is in several sparse matrices
 _NOTHING = 1e-22  # of the largest objective: a gap that ends a stage even where the objective falls to 0
@@ -144,7 +146,7 @@ class SonNewton:
         warm = self.warm
         z = moved_along(warm.z, graph.weights, warm.lam, self.lam)
         objective = float(warm.answers.values.sum()) + self._norms(warm.answers.x)
-        return self._solved(State(warm.answers, x, z, 1.0, 0.0, objective, np.inf, 0, objective, graph.mark))
+        return await self._solved(State(warm.answers, x, z, 1.0, 0.0, objective, np.inf, 0, objective, graph.mark))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """Steps 3 to 6: users answer at the trial point, and the server accepts it or goes back."""
@@ -159,7 +161,7 @@ class SonNewton:
             answers = Answers(query, told.values, told.gradients, *curvatures, self.graph.within(ssnal.equal_rows(query)))
             here = replace(state, answers=answers, objective=objective, largest=max(objective, state.largest))
             here = replace(here, gap=self._gap(here, state.answers))
-            state = here if here.gap <= self.config.tolerance else self._solved(here)
+            state = here if here.gap <= self.config.tolerance else await self._solved(here)
         elif state.share < 1e-12:
             raise RunError(f"no step along the Newton direction lowers the objective {state.objective:g} at penalty {self.lam:g}")
         else:
@@ -220,13 +222,14 @@ class SonNewton:
         """What gaps are relative to: the objective, unless it is nothing."""
         return max(abs(state.objective), _NOTHING * state.largest / self.config.tolerance, float(np.finfo(float).tiny))
 
-    def _solved(self, state: State) -> State:
-        """Step 4, to a gap far below that of the stage."""
+    async def _solved(self, state: State) -> State:
+        """Step 4, to a gap far below that of the stage. With many users in a thread: it takes minutes, in which hosts must hear from us."""
         assert state.answers is not None  # noqa: S101
         x, gradients, hessians = state.answers.x, state.answers.gradients, state.answers.hessians
         linear = np.einsum("nij,nj->ni", hessians, x) - gradients
         absolute = min(1e-3 * self.config.tolerance, _SOLVED) * self._unit(state)
-        found = sieving.minimise(self.graph, hessians, linear, self.lam, x, state.z, relative=0.0, absolute=absolute)
+        solve = partial(sieving.minimise, self.graph, hessians, linear, self.lam, x, state.z, relative=0.0, absolute=absolute)
+        found = solve() if x.size < _QUICK else await asyncio.to_thread(solve)
         promise = float((gradients * (found.x - x)).sum()) + self._norms(found.x) - self._norms(x)
         return replace(state, target=found.x, z=found.z, share=1.0, promise=min(promise, 0.0))
 
