@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from coterie.compress.draws import Draws
 from coterie.experiment.model import PARTS, from_json
 
 _PASSES = 2
+_MOST_CLASSES = 20  # of layers, since hosts may describe what they like
 
 
 class Block(NamedTuple):
@@ -67,17 +68,15 @@ class Factors:
         """(n, d) the rows again: sums of products in a fixed order, so with the same bits on every machine."""
         found, at, blocks = np.empty((len(sent), d)), 0, self._blocks(d)
         for block in blocks:
-            ends = at + self.rank * block.rows, at + self.rank * (block.rows + block.columns)
-            p, q = (
-                sent[:, at : ends[0]].reshape(-1, block.rows, self.rank),
-                sent[:, ends[0] : ends[1]].reshape(-1, block.columns, self.rank),
-            )
+            of_p, of_q = self.rank * block.rows, self.rank * block.columns
+            p = sent[:, at : at + of_p].reshape(-1, block.rows, self.rank)
+            q = sent[:, at + of_p : at + of_p + of_q].reshape(-1, block.columns, self.rank)
             matrices = found[:, block.start : block.end].reshape(-1, block.rows, block.columns)
             matrices[:] = 0.0
             for k in range(self.rank):
                 matrices += p[:, :, None, k] * q[:, None, :, k]
             found[:, block.start : block.end] = matrices.reshape(len(sent), -1)
-            at = ends[1]
+            at += of_p + of_q
         for start, end in _between(blocks, d):
             found[:, start:end] = sent[:, at : at + end - start]
             at += end - start
@@ -90,18 +89,23 @@ class Factors:
 @functools.lru_cache(maxsize=64)
 def _blocks(model: str, rank: int, d: int) -> tuple[Block, ...]:
     """The matrices in a vector of d weights; none if these are no known part of the model."""
-    shapes = next((listed for listed in _travelling(model) if sum(map(math.prod, listed)) == d), ())
+    shapes = _travelling(model).get(d, ())
     starts = itertools.accumulate(map(math.prod, shapes), initial=0)
     blocks = (Block(start, shape[0], math.prod(shape[1:])) for start, shape in zip(starts, shapes, strict=False) if len(shape) > 1)
     return tuple(block for block in blocks if rank * (block.rows + block.columns) < block.rows * block.columns)
 
 
-def _travelling(model: str) -> Iterator[Sequence[tuple[int, ...]]]:
-    """The shapes of what methods send of a model: all or a part, with or without running statistics, or layers of one class."""
+@functools.lru_cache(maxsize=8)
+def _travelling(model: str) -> Mapping[int, Sequence[tuple[int, ...]]]:
+    """By their numbers, the shapes of what methods send of a model: all or a part, perhaps without statistics or layers of a class."""
     floats = [tensor for tensor in from_json(model) if not tensor.is_integer] if model else []
-    for part, has_statistics, without in itertools.product(PARTS, (True, False), (None, *sorted({tensor.layer for tensor in floats}))):
+    classes = sorted({tensor.layer for tensor in floats})[:_MOST_CLASSES]
+    found: dict[int, Sequence[tuple[int, ...]]] = {}
+    for part, has_statistics, without in itertools.product(PARTS, (True, False), (None, *classes)):
         listed = [tensor for tensor in floats if part in ("all", tensor.part) and tensor.layer != without]
-        yield [tensor.shape for tensor in listed if has_statistics or not tensor.is_statistic]
+        shapes = [tensor.shape for tensor in listed if has_statistics or not tensor.is_statistic]
+        found.setdefault(sum(map(math.prod, shapes)), shapes)
+    return found
 
 
 def _between(blocks: Sequence[Block], d: int) -> list[tuple[int, int]]:
