@@ -72,7 +72,7 @@ def centre_of(robust: Robust, rows: Rows, before: NDArray[Any] | None = None) ->
         f = min(max(0, f - (k - n_models)), robust.bears(n_models))
     start = np.zeros(rows[0].shape[1]) if before is None else before
     if robust.is_own:
-        centre = Centre(*own_rule.centre_by(robust.rule, np.concatenate(rows).astype(np.float64), f, start.astype(np.float64)))
+        centre = Centre(*own_rule.centre_by(robust.rule, np.concatenate(rows, dtype=np.float64), f, start.astype(np.float64)))
     else:
         centre = _RULES[robust.rule](rows, f, start)
     left = ~is_model
