@@ -36,6 +36,7 @@ def test_a_new_package_passes_all_checks(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_new_compressor_passes_all_checks(tmp_path: Path) -> None:
     write_package("compressor", "new_compressor", tmp_path / "package")
     assert "15 checks passed, 0 not applicable" in checked("new_compressor", tmp_path / "package", "compressor")
