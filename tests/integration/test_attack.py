@@ -7,6 +7,7 @@ import contextlib
 import csv
 import io
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,8 +200,19 @@ def asked(folder: Path, **options: Any) -> Asked:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_drill_judges_honest_users_and_a_median_bears_what_a_mean_does_not(tmp_path: Path) -> None:
+def test_a_drill_judges_honest_users_and_a_median_bears_what_a_mean_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = tmp_path / "drill", io.StringIO()
+    before: list[weakref.ref[Any]] = []  # lies and hosts of runs until now
+
+    def noted(lies: Lies, host: Host) -> None:
+        if host.name == "host-1":  # the first of a run
+            assert not [one() for one in before if one() is not None], "a run that has ended keeps its hosts in memory"
+            before.append(weakref.ref(lies))
+        before.append(weakref.ref(host))
+        disguised(lies, host)
+
+    disguised = Lies.__call__
+    monkeypatch.setattr(Lies, "__call__", noted)
     attacking, place = choose(asked(folder, kinds="sign_flip", rules="mean,median", methods="fedavg,local_network", strength=200.0))
     attack_here(attacking, place, How("loopback", None, 1), Console(file=out, width=80), Console(file=io.StringIO()), quiet=True)
     with (folder / "attack.csv").open() as file:

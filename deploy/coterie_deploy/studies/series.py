@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import gc
 import json
 import os
 import time
@@ -143,7 +145,8 @@ class Series(Generic[T]):
                     raise StoppedError(f"stopped by {stop.by} before {wanted.name}")
                 shown.begin(number)
                 try:
-                    await _one(wanted.experiment(), wanted.folder, replace(how, disguise=wanted.disguise), shown, stop)
+                    disguise = copy.copy(wanted.disguise)  # it keeps models of hosts, which go with the copy
+                    await _one(wanted.experiment(), wanted.folder, replace(how, disguise=disguise), shown, stop)
                 except CoterieError as error:
                     raise named(error, wanted.name) from None
                 shown.end(number)
@@ -163,6 +166,8 @@ async def _one(experiment: Experiment, place: Path, how: How, observer: Observer
             if how.disguise is None or isinstance(error, StoppedError):
                 raise
             write_text(place / ENDED, f"{error}\n")
+    if how.disguise is not None:
+        gc.collect()  # hosts in disguise are in cycles, with their users' rows and models
 
 
 def is_done(folder: Path) -> bool:
