@@ -47,8 +47,7 @@ def newton_step(graph: Graph, hessians: Array, edges: Array, r: Array, inside: M
         if number == _PATIENCE:
             joined_users = _JoinedUsers.of(graph, hessians, edges, inside)
             direction = preconditioned = each(inverses, rest) + joined_users.moved(rest)
-            before, square = square, dot(rest, preconditioned)
-            wanted *= square / before
+            square, wanted = dot(rest, preconditioned), _FORCING**2 * dot(r, each(inverses, r) + joined_users.moved(r))
         image = (matrix @ direction.ravel()).reshape(n, d)
         length = square / dot(direction, image)
         step, rest = step + length * direction, rest - length * image
