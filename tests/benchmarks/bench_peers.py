@@ -1,51 +1,103 @@
-"""What one average over k clusters costs: at a coordinator, all to all, and around a ring. Nothing is run.
+"""What averages over k clusters cost at a coordinator, all to all, and around a ring: runs of all members in one process, over gRPC.
 
-Messages are encoded as in a run. Times are those of `coterie project` on `link`, where each link has a rate of its own: a coordinator whose
-own line is shared by all clusters takes longer.
+Vectors and bytes are those of the ledger. Seconds are those of one average on `link`, by the model of `coterie project` from a run on links
+as fast as may be. In it no line is shared, so a coordinator whose own line is shared by all clusters takes longer. With `--emulate 1` the
+run is made on such links. Then what its rounds took is printed as well, with the computing of all members on this machine.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import statistics
+import tempfile
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from coterie.experiment.links import link_rule
-from coterie.methods.async_l2gd import MESSAGES
-from coterie.v1 import session_pb2
-from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES, encode
-from coterie.wire.messages import Message
-from coterie.wire.precision import Precision
-from coterie_deploy.view.project import Scope, Turns, among_peers
+from coterie.record.ledger import peers_of
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.dial import serve_member
+from coterie_client.hosting.build import build_host
+from coterie_deploy.read.verify import verdict_on
+from coterie_deploy.view.project import projection_of
 from tests.benchmarks import record
 from tests.benchmarks.record import Figure
+from tests.two_tier import Tiers, small
+
+_WAIT_S = 900.0
+SHAPES = {
+    "at a coordinator": ("between", {"topology": "clusters"}),
+    "all to all": ("peers", {"ring_above": 10**6}),
+    "around a ring": ("peers", {}),
+}
+_WAITS = {"heartbeat_s": 60.0, "silence_s": 600.0, "join_timeout_s": "none", "absence_timeout_s": _WAIT_S}
 
 
-def _bytes(frame: session_pb2.Task | session_pb2.Reply, message: Message) -> int:
-    encoded = encode(frame, [message], Precision.of("float64", is_convex=True))
-    return sum(len(piece) + GRPC_FRAME_HEADER_BYTES for piece in encoded.frames())
+class _Patient(Tiers):
+    """So many members of one process take long to start."""
+
+    def role(self, cluster: str, **changes: Any) -> Any:
+        return super().role(cluster, **{"patience_s": _WAIT_S, **changes})
+
+    async def host(self, name: str) -> str | None:
+        cluster = name.partition("-")[0]
+
+        def make(experiment: Any, run_id: str) -> Any:
+            return build_host(name, experiment, run_id, self.clusters[cluster], store=SnapshotFile(self.folder / name, "host"))
+
+        return await serve_member(make, f"127.0.0.1:{self.ports[cluster]}", name=name, patience_s=_WAIT_S)
 
 
-def figures(clusters: Sequence[str] = ("10", "100"), d: int = 10_000, link: str = "20Mbit/40ms") -> Iterator[Figure]:
-    """Vectors, bytes at the busiest member, and seconds."""
-    vector, one, rule = np.zeros((1, d)), np.zeros(1, dtype=np.int64), link_rule(link)
-    task, reply = session_pb2.Task(seq=9, attempt=1, stage=1, round=9), session_pb2.Reply(seq=9, attempt=1)
-    pair, news = MESSAGES.cluster_sums(one, vector, np.ones(1)), MESSAGES.global_average(one, vector)
-    up, down, back = _bytes(reply, pair), _bytes(task, news), _bytes(reply, news)
+def _run(folder: Path, k: int, d: int, shape: str, iterations: int, links: dict[str, str]) -> Path:
+    """The folder of a run with users of one row or two in k clusters of one user."""
+    options = {"clusters": k, "users_per_cluster": 1, "rows": 2, "d": d}
+    data = {"source": "python", "path": "tests.papers.known_clusters_fixture:made_users", "options": options}
+    method = {"name": "async_l2gd", "iterations": iterations, "gamma": 1.0, "alpha": 0.4, "p0": 0.4, "p": 0.5, "trace_every": 0}
+    federation = {"topology": "peers", **SHAPES[shape][1], **_WAITS, "hosts": k, "links": links}
+    experiment = small(method, data=data, federation=federation, snapshots={"every_rounds": 1000})
+    _Patient(experiment, folder).run(2 * _WAIT_S)
+    assert verdict_on(folder / "run").agrees
+    return folder / "run"
+
+
+def _figures(run: Path, title: str, scope: str, link: str, is_emulated: bool) -> Iterator[Figure]:
+    with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
+        ((n,),) = connection.execute("SELECT value FROM results WHERE name = 'between_rounds'")
+        where = "FROM ledger WHERE useful AND step = 'between-average' AND scope LIKE 'between-%'"
+        rows = connection.execute(f"SELECT link, SUM(vectors), SUM(message_bytes + 5 * frames) {where} GROUP BY link").fetchall()
+        at = connection.execute("SELECT round, at FROM rounds ORDER BY stage, round").fetchall()
+        averaged = {number for (number,) in connection.execute(f"SELECT DISTINCT round {where} AND direction = 'up'")}
+    ends: dict[str, float] = {}
+    for name, _, n_bytes in rows:
+        for end in peers_of(name) or ("coordinator", name):
+            ends[end] = ends.get(end, 0.0) + n_bytes
+    yield Figure(title, "vectors", [sum(vectors for _, vectors, _ in rows) / n], exact=True)
+    yield Figure(f"{title}, at the busiest member", "bytes", [max(ends.values()) / n], exact=True)
+    rule = link_rule(link)
+    rounds = [max(turns.seconds(rule) for turns in parents) for parents in projection_of(run).scopes[scope].rounds]
+    yield Figure(f"{title}, by coterie project", "s", [statistics.median(rounds)])
+    if is_emulated:
+        took = [after - before for (_, before), (number, after) in pairwise(at) if number in averaged]
+        yield Figure(f"{title}, a round with an average", "s", [statistics.median(took)])
+
+
+def figures(
+    clusters: Sequence[str] = ("10", "100"),
+    d: int = 1000,
+    link: str = "20Mbit/40ms",
+    shapes: Sequence[str] = tuple(SHAPES),
+    emulate: int = 0,
+) -> Iterator[Figure]:
+    """Vectors, bytes at the busiest member, and seconds, of one average."""
     for k in map(int, clusters):
-        partial = [_bytes(reply, MESSAGES.partial_sums(np.arange(n), vector, np.ones(n))) for n in range(1, k)]
-        every = [(f"{i}<>{j}", 9, 0, 9, up, up) for i in range(k) for j in range(i + 1, k)]
-        ring = [(f"{i}<>{i + 1}", 9, 0, 9, n_bytes, back) for i, n_bytes in enumerate(partial)]
-        star = Scope([[Turns(1, up + down)]], 0, k * down, k * up, None, session_delays=0)
-        costs = {
-            "at a coordinator": (star, 2 * k, k * (up + down)),
-            "all to all": (among_peers(every, is_ring=False), k * (k - 1), 2 * (k - 1) * up),
-            "around a ring": (among_peers(ring, is_ring=True), 2 * (k - 1), 2 * (max(partial) + back)),
-        }
-        for name, (scope, n_vectors, busiest) in costs.items():
-            yield Figure(f"{k} clusters, {name}", "vectors", [n_vectors], exact=True)
-            yield Figure(f"{k} clusters, {name}, at the busiest member", "bytes", [busiest], exact=True)
-            yield Figure(f"{k} clusters, {name}", "s", [scope.seconds(rule)])
+        for shape in shapes:
+            scope = SHAPES[shape][0]
+            with tempfile.TemporaryDirectory() as folder:
+                run = _run(Path(folder), k, d, shape, 8, {scope: link} if emulate else {})
+                yield from _figures(run, f"{k} clusters, {shape}", scope, link, bool(emulate))
 
 
 if __name__ == "__main__":
