@@ -85,7 +85,7 @@ def _figures(run: Path, title: str, scope: str, link: str, is_emulated: bool) ->
 
 
 def figures(
-    clusters: Sequence[str] = ("10", "100"),
+    clusters: Sequence[str] = ("10",),
     d: int = 1000,
     link: str = "20Mbit/40ms",
     shapes: Sequence[str] = tuple(SHAPES),
