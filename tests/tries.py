@@ -1,7 +1,8 @@
-"""Bounds on durations, on a machine that others use too."""
+"""Bounds on durations, and the end of tasks, on a machine that others use too."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 
@@ -17,3 +18,9 @@ def soon_enough(measure: Callable[[int], tuple[float, float]], n_tries: int = 3)
             return
         found.append(seconds)
     raise AssertionError(f"took {found} s, wanted less than {limit_s} s once")
+
+
+async def no_task_is_left() -> None:
+    """Whoever serves or dials leaves no task of ours behind. Those of gRPC may take a moment to see that they are cancelled."""
+    left = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if "coterie" in repr(task)]
+    assert not left or not (await asyncio.wait(left, timeout=10.0))[1], left

@@ -31,6 +31,7 @@ from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.session.hub import Hub
 from coterie_server.session.masking import Collected
 from coterie_server.transport.serve import serving
+from tests.tries import no_task_is_left
 
 COORDINATOR = ""
 L2GD = {"name": "async_l2gd", "iterations": 60, "gamma": 1.0, "alpha": 0.4, "p0": 0.3, "p": 0.3, "collect_models": True}
@@ -229,8 +230,7 @@ class Tiers:
                 with self.deadly():
                     async with self.members():
                         finished = await self.coordinated()
-            left = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if "coterie" in repr(task)]
-            assert not left, left
+            await no_task_is_left()
             assert not self.deaths, "all must have died"
             return finished
 

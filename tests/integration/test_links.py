@@ -31,7 +31,7 @@ from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import SERVICE, serving
 from tests.integration.test_session import Block, hosts, maker, new_hub, notes, ready, run, served
-from tests.tries import soon_enough
+from tests.tries import no_task_is_left, soon_enough
 from tests.two_tier import L2GD, Death, Tiers, bits, small
 from tests.two_tier import flat as flat_run
 
@@ -83,8 +83,7 @@ def over_grpc(experiment: Experiment, folder: Path) -> Finished:
     async def whole() -> Finished:
         async with asyncio.timeout(50):
             finished = await coordinate(experiment, connect, Options(folder))
-        left = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if "coterie" in repr(task)]
-        assert not left, left
+        await no_task_is_left()
         return finished
 
     return asyncio.run(whole())

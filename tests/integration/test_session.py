@@ -41,6 +41,7 @@ from coterie_client.hosting.host import Host
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import SERVICE, Serving, serving
+from tests.tries import no_task_is_left
 from tests.two_tier import free_port
 
 LOOPBACK = "127.0.0.1:0"
@@ -193,9 +194,7 @@ def run(test: Coroutine[Any, Any, None], seconds: float = 30.0) -> None:
     async def limited() -> None:
         async with asyncio.timeout(seconds):
             await test
-        ours = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if "coterie" in repr(task)]
-        # Whoever serves or dials leaves no task of ours behind. Those of gRPC may take a moment to see that they are cancelled.
-        assert not ours or not (await asyncio.wait(ours, timeout=10.0))[1]
+        await no_task_is_left()
 
     asyncio.run(limited())
 
